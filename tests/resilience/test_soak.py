@@ -78,6 +78,7 @@ class Soak:
         self.order = {"url": url, "through": self.proxy.url, "namespace": namespace}
         self.seeds = (f"{seed} {number}" for number in itertools.count())
         self.living: dict[int, dict[str, Any]] = {}
+        self.resharding: dict[str, int] = {}
         self.steady: dict[str, str] = {}
         self.counted: Counter[str] = Counter()
         self.samples: list[dict[str, float]] = []
@@ -204,9 +205,11 @@ class Soak:
 
     def _reshard(self, amount: float) -> None:
         """Change the slots of a topic. The processes know former ones until a server corrects them."""
-        topic = topics_of(self.gate)[("windows", "groups")[int(amount * 2)]]
+        name = ("windows", "groups")[int(amount * 2)]
+        number = self.resharding.setdefault(name, (1, 2, 4)[int(amount * 1000) % 3])  # a change that failed goes on
         with suppress(StoreUnavailable):  # the server is being killed
-            topic.reshard((1, 2, 4)[int(amount * 1000) % 3])
+            topics_of(self.gate)[name].reshard(number)
+            del self.resharding[name]
 
     # -- the server ---------------------------------------------------------------------------------------------------
 
@@ -243,6 +246,8 @@ class Soak:
         self.proxy.release()
         self.proxy.cut_all()
         topics = topics_of(self.gate)
+        for name, number in self.resharding.items():
+            topics[name].reshard(number)
         for name, topic in topics.items():
             topic.reshard(TOPICS[name].get("slots", 1))
 
