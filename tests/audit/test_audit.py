@@ -219,7 +219,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "there, and not counted": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("meta"), "acked_triggers", 2)),
     "a count that was changed": ("conservation", "topics}", lambda h: h.message(b"waits", count=7)),
     "scheduled, not pending": ("orphan", "scheduled", lambda h: h.raw.zadd(h.key("scheduled"), {"nobody": 1})),
-    "ready, not pending": ("orphan", "ready", lambda h: h.raw.zadd(h.key("ready"), {"000000000000001nobody": 1})),
+    "ready, not pending": ("orphan", "ready", lambda h: h.raw.zadd(h.key("ready"), {"000000000000001-nobody": 1})),
     "in line, not pending": (
         "orphan",
         "group:waiting",

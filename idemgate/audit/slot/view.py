@@ -178,14 +178,18 @@ def _parse_members(packed: bytes) -> list[bytes]:
 
 
 def _parse_ready(member: bytes) -> tuple[int, bytes]:
-    return int(member[:15]), member[15:]
+    due, rest = int(member[:15]), member[15:]
+    if rest[:1] == b"-":
+        return due, rest[1:]
+    int(rest[:15])  # the serial
+    return due, rest[15:]
 
 
 def _parse_waiting(member: bytes) -> tuple[bytes, int, bytes]:
     group, _, rest = member.partition(b"\0")
-    due, key = _parse_ready(rest.partition(b"\0")[2])
-    int(key[:15])  # the serial
-    return group, due, key[15:]
+    place = rest.partition(b"\0")[2]
+    int(place[15:30])  # the serial
+    return group, int(place[:15]), place[30:]
 
 
 def placements(view: SlotView) -> Iterator[tuple[str, bytes, bytes]]:

@@ -38,7 +38,7 @@ end
 
 local function group_reenter(group, key, inside)
   if inside == "1" then
-    group_enter(K, group, key, math.huge)
+    group_enter(K, group, key)
   end
 end
 
@@ -65,7 +65,7 @@ local function put_back(kind, key, at, m)
   elseif kind == "p" then
     redis.call("ZADD", K.scheduled, at, key)
   elseif kind == "r" then
-    redis.call("ZADD", K.ready, at, ready_member(m.due, key))
+    redis.call("ZADD", K.ready, at, ready_member(key, m))
   else
     redis.call("ZADD", K.group_waiting, 0, waiting_member(key, m))
   end

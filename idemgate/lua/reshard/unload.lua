@@ -78,7 +78,7 @@ local function add_pending(key, due)
   add_message("p", key, due, K.messages)
 end
 local function add_ready(member, rank)
-  local key = string.sub(member, 16)
+  local _, key = parse_ready(member)
   add_message("r", key, rank, K.messages)
 end
 local function add_lined(member)
@@ -174,7 +174,7 @@ local function set_member(kind, name, value)
     return name
   end
   local m = decode_message(value)
-  return kind == "r" and ready_member(m.due, name) or waiting_member(name, m)
+  return kind == "r" and ready_member(name, m) or waiting_member(name, m)
 end
 local function delete_batch(all)
   if all[1] and all[1][1] == "e" then

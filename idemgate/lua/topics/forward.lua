@@ -61,7 +61,8 @@ local candidates, names = {}, {}
 if most > 0 and (p.ranked or redis.call("EXISTS", K.ready) == 1) then
   problem = rank_due(K, p, now_ms)
   for _, member in ipairs(redis.call("ZRANGE", K.ready, 0, most - 1)) do
-    candidates[#candidates + 1] = { string.sub(member, 16), tonumber(string.sub(member, 1, 15)), member }
+    local due, key = parse_ready(member)
+    candidates[#candidates + 1] = { key, due, member }
   end
 elseif most > 0 then
   local due = redis.call("ZRANGEBYSCORE", K.scheduled, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)

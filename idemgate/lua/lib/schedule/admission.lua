@@ -5,50 +5,39 @@
 --- @include "lib/validate/stored"
 --- @include "lib/schedule/schedule"
 --- @include "lib/schedule/rank"
-local most_ordered = 256 -- messages of a batch
+local most_ordered = 128 -- messages of a batch
 
--- Append the messages of the same due time that follow a batch to it, up to `most_ordered` in all. The sets order
--- messages of one time by their keys, so the first of a group may be among these.
-local function complete_last_time(K, p, batch, ranked)
+-- Append the rest of the messages that are due at the same time as the last one of a batch. The schedule orders these by
+-- their keys, so the first of a group may be anywhere. If there are too many, set `batch.crowded_due` to that time.
+local function complete_last_time(K, p, batch)
   local due, same = batch.dues[batch.n], 0
   while batch.dues[batch.n - same] == due do
     same = same + 1
   end
-  local members, keys = {}, {}
-  if ranked then
-    for _, member in ipairs(redis.call("ZRANGE", K.ready, batch.n, most_ordered - 1)) do
-      if tonumber(string.sub(member, 1, 15)) ~= due then
-        break
-      end
-      members[#members + 1], keys[#keys + 1] = member, string.sub(member, 16)
-    end
-  else
-    members = redis.call("ZRANGEBYSCORE", K.scheduled, digits(due), digits(due), "LIMIT", same, most_ordered - batch.n)
-    keys = members
-  end
-  local n
+  local missing = redis.call("ZCOUNT", K.scheduled, digits(due), digits(due)) - same
+  local room = math.max(0, math.min(missing, most_ordered - batch.n))
+  local keys, n = redis.call("ZRANGEBYSCORE", K.scheduled, digits(due), digits(due), "LIMIT", same, room), nil
   n, batch.bytes = count_within_budget(K, p, keys, batch.bytes, "messages")
+  if n < missing then
+    batch.crowded_due = due
+  end
   for i, packed in ipairs(n > 0 and redis.call("HMGET", K.messages, unpack(keys, 1, n)) or {}) do
     local at = batch.n + 1
-    batch.n, batch.keys[at], batch.dues[at], batch.members[at], batch.messages[at] = at, keys[i], due, members[i], packed
+    batch.n, batch.keys[at], batch.dues[at], batch.members[at], batch.messages[at] = at, keys[i], due, keys[i], packed
   end
 end
 
--- Order the messages of a batch from `first` on: those of one time and rank by the serial of their newest trigger.
-local function order_by_acceptance(K, batch, first, ranked)
-  local ranks = ranked and redis.call("ZMSCORE", K.ready, unpack(batch.members, 1, batch.n)) or batch.dues
-  local order, turn, ordered = {}, 0, { keys = {}, dues = {}, members = {}, messages = {} }
+-- Order the messages of a batch from `first` on: those of one time by the serial of their newest trigger.
+local function order_by_acceptance(batch, first)
+  local order, ordered = {}, { keys = {}, dues = {}, members = {}, messages = {} }
   for i = first, batch.n do
-    if i == first or batch.dues[i] ~= batch.dues[i - 1] or ranks[i] ~= ranks[i - 1] then
-      turn = turn + 1
-    end
     local packed = batch.messages[i]
     local serial = read_header(packed) and select(7, struct.unpack(HEADER, packed)) or math.huge
-    order[#order + 1] = { turn = turn, serial = serial, i = i }
+    order[#order + 1] = { due = batch.dues[i], serial = serial, i = i }
   end
   table.sort(order, function(a, b)
-    if a.turn ~= b.turn then
-      return a.turn < b.turn
+    if a.due ~= b.due then
+      return a.due < b.due
     end
     return a.serial < b.serial or a.serial == b.serial and a.i < b.i
   end)
@@ -60,13 +49,14 @@ local function order_by_acceptance(K, batch, first, ranked)
   end
 end
 
--- Return the active keys of a group as the keys of a table.
+-- Return the active keys of a group as the keys of a table, and their number. Return nil if they are corrupt.
 local function active_keys(K, group)
-  local found = {}
-  for _, key in ipairs(cmsgpack.unpack(redis.call("HGET", K.group_active, group))) do
+  local packed, found = redis.call("HGET", K.group_active, group), {}
+  local inside = packed and unpack_table(packed) or not packed and {}
+  for _, key in ipairs(inside or {}) do
     found[key] = true
   end
-  return found
+  return inside and found, inside and #inside
 end
 
 -- Add a message to those of the batch that wait for their groups, which are full.
@@ -84,34 +74,52 @@ end
 
 -- Return a function that lets the i-th message of a batch, which has an extension, enter its group. It returns the group
 -- ("" for none), and whether to deliver the message now: it waits if the group is full. It returns nil and the problem of
--- a message that is corrupt. At the first message with a group it orders the rest of the batch instead, and returns nil,
--- nil and true: then another message may be the i-th.
+-- a message that is corrupt. At the first message with a group it orders the rest of the batch, and returns nil, nil and
+-- true: then another message may be the i-th. The ready set is in order (`ranked`). It does the same, sets `batch.crowded`
+-- and ends the batch if a message that is not read yet may precede the i-th one in its group.
 local function new_admission(K, p, ranked, checked)
   local full = {} -- group -> its active keys; no delivery ends within a take
+  local unranked_from = ranked and tonumber(redis.call("ZRANGE", K.scheduled, "0", "0", "WITHSCORES")[2]) or math.huge
+
+  local function begin_groups(batch, i)
+    batch.waiting, batch.waiting_members = {}, {}
+    if ranked then
+      return
+    end
+    if batch.full then
+      complete_last_time(K, p, batch)
+    end
+    order_by_acceptance(batch, i)
+  end
+
   return function(batch, i)
-    local key, m = batch.keys[i], validate_message(batch.messages[i])
+    local key, m, due = batch.keys[i], validate_message(batch.messages[i]), batch.dues[i]
     if not m then
       return nil, corrupt_entry(K.messages, key)
     elseif m.group == "" then
       return "", true
-    elseif not batch.ordered then
-      batch.ordered, batch.waiting, batch.waiting_members = true, {}, {}
-      if batch.full then
-        complete_last_time(K, p, batch, ranked)
-      end
-      order_by_acceptance(K, batch, i, ranked)
+    elseif not batch.waiting then
+      begin_groups(batch, i)
       return nil, nil, true
     end
-    local active = full[m.group]
-    local problem = not checked and validate_slot(K) or not active and validate_group(K, m.group)
+    local active, n = full[m.group], p.group_limit
+    local problem = not checked and validate_slot(K)
     checked = true
+    if not problem and not active then
+      active, n = active_keys(K, m.group)
+      problem = not active and corrupt_entry(K.group_active, m.group)
+    end
     if problem then
       return nil, problem
-    elseif active and active[key] or not active and group_enter(K, m.group, key, p.group_limit) then
-      return m.group, true
+    elseif not active[key] and n >= p.group_limit then
+      full[m.group] = active
+      add_waiting(p, batch, key, due, m)
+      return m.group, false
+    elseif not active[key] and (due == batch.crowded_due or unranked_from <= due) then
+      batch.n, batch.crowded = i - 1, true
+      return nil, nil, true
     end
-    full[m.group] = active or active_keys(K, m.group)
-    add_waiting(p, batch, key, batch.dues[i], m)
-    return m.group, false
+    group_enter(K, m.group, key)
+    return m.group, true
   end
 end

@@ -1,6 +1,7 @@
 --- @include "lib/slot/message"
 --- @include "lib/validate/stored"
 --- @include "lib/schedule/schedule"
+--- @include "lib/slot/counters"
 --- @include "lib/slot/budget"
 -- Return the rank of a due message in a topic with priorities. The lowest rank goes first.
 local function rank_of(p, m)
@@ -8,9 +9,19 @@ local function rank_of(p, m)
   return p.boost and m.due - points * p.boost or -points
 end
 
--- Move due messages of a topic with priorities into the ready set. One call moves at most 160 of them and 512 KiB,
--- and stops at a corrupt message. Return a problem if the very first is corrupt; then nothing was written. Otherwise
--- return nil.
+-- Note with which serial a message of a group becomes ready. Return true if the message has to be written.
+local function set_ready_serial(m)
+  local serial = m.group ~= "" and string.format("%015.0f", m.serial)
+  if not serial or m.rank and string.sub(m.rank, -15) == serial then
+    return false
+  end
+  m.rank = serial
+  return true
+end
+
+-- Move due messages into the ready set, which orders them by rank, due time and serial. One call moves at most 160 of
+-- them and 512 KiB, and stops at a corrupt message. Return a problem if the very first is corrupt; then nothing was
+-- written. Otherwise return nil.
 local function rank_due(K, p, now_ms)
   local found = redis.call("ZRANGEBYSCORE", K.scheduled, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, 160)
   local next_keys, keys, moved, ranks = {}, {}, {}, {}
@@ -26,13 +37,17 @@ local function rank_due(K, p, now_ms)
       break
     end
     keys[i] = key
-    if due ~= m.due then
+    local flushed = due ~= m.due
+    if flushed then
       m.due, m.why = due, reason.flush
-      moved[#moved + 1] = key
-      moved[#moved + 1] = with_due(packed, due, reason.flush)
+    end
+    if set_ready_serial(m) then
+      moved[#moved + 1], moved[#moved + 2] = key, track_large(K, encode_message(m))
+    elseif flushed then
+      moved[#moved + 1], moved[#moved + 2] = key, with_due(packed, due, reason.flush)
     end
     ranks[#ranks + 1] = rank_of(p, m)
-    ranks[#ranks + 1] = ready_member(due, key)
+    ranks[#ranks + 1] = ready_member(key, m)
   end
   if #keys > 0 then
     redis.call("ZADD", K.ready, unpack(ranks))

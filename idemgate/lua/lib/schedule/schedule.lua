@@ -1,14 +1,21 @@
 --- @include "lib/slot/message"
--- Build the member of the ready set: it sorts by due time, then key.
-local function ready_member(due, key)
-  return string.format("%015.0f", due) .. key
+-- Build the member of the ready set: it sorts by due time, then the serial with which a message of a group became ready.
+-- Others have "-" instead.
+local function ready_member(key, m)
+  return string.format("%015.0f", m.due) .. (m.group == "" and "-" or string.sub(m.rank or "", -15)) .. key
+end
+
+-- Return the due time of a member of the ready set, or nil, and its key.
+local function parse_ready(member)
+  local from = string.byte(member, 16) == 45 and 17 or 31
+  return tonumber(string.sub(member, 1, 15)), string.sub(member, from)
 end
 
 -- Build the member of the waiting set: it sorts by group, rank (with priorities only), due time, then the serial with
 -- which the message began to wait. A message that never waited has none.
 local function waiting_member(key, m)
   local rank = m.rank or ""
-  return m.group .. "\0" .. string.sub(rank, 1, -16) .. "\0" .. ready_member(m.due, string.sub(rank, -15) .. key)
+  return m.group .. "\0" .. string.sub(rank, 1, -16) .. "\0" .. string.format("%015.0f", m.due) .. string.sub(rank, -15) .. key
 end
 
 -- Schedule a pending message. A message behind a delivery of the same key is in no set: settling that delivery
@@ -27,7 +34,7 @@ local function unschedule(K, key, m)
     redis.call("ZREM", K.scheduled, key)
     return due
   end
-  if redis.call("ZREM", K.ready, ready_member(m.due, key)) == 1 then
+  if redis.call("ZREM", K.ready, ready_member(key, m)) == 1 then
     return m.due
   end
   if m.group ~= "" and redis.call("ZREM", K.group_waiting, waiting_member(key, m)) == 1 then
@@ -62,22 +69,17 @@ local function end_delivery(K, key)
   end
 end
 
--- Add a key to the active members of its group. Return false if `limit` others are active. An active key stays
--- active.
-local function group_enter(K, group, key, limit)
+-- Add a key to the active members of its group. An active key stays active.
+local function group_enter(K, group, key)
   local inside = redis.call("HGET", K.group_active, group)
   inside = inside and cmsgpack.unpack(inside) or {}
   for _, one in ipairs(inside) do
     if one == key then
-      return true
+      return
     end
-  end
-  if #inside >= limit then
-    return false
   end
   inside[#inside + 1] = key
   redis.call("HSET", K.group_active, group, cmsgpack.pack(inside))
-  return true
 end
 
 -- Schedule the first waiting messages of a group, as many as the group has room for.

@@ -13,7 +13,8 @@
 --   dedup         hash  "k" key -> group; "v" key -> version, then a space and the group if any; "e", "e0"... event ids
 --                       (lib/dedup/events)
 --   dedup:expiry  zset  the "k" and "v" names -> expiry, ms
---   ready         zset  due time, key -> rank                due messages of a topic with priorities, best rank first
+--   ready         zset  due time, serial, key -> rank        due messages of a topic with priorities, or of groups if a ms
+--                                                            is crowded (ready_member), best rank first
 --   group:active  hash  group -> keys in flight or between two attempts
 --   group:waiting zset  group, NUL, rank, NUL, due time, serial, key -> 0   due messages that wait for their group (waiting_member)
 --   replies0/1    hash  request id -> its reply, for even / odd half minutes; "" -> number of the half minute

@@ -15,9 +15,10 @@
 local function next_due_messages(K, ranked, now_ms, most)
   local found, dues = {}, {}
   if ranked then
+    --- @include "lib/schedule/schedule"
     local members = redis.call("ZRANGE", K.ready, 0, most - 1)
     for i, member in ipairs(members) do
-      found[i], dues[i] = string.sub(member, 16), tonumber(string.sub(member, 1, 15))
+      dues[i], found[i] = parse_ready(member)
     end
     return found, dues, members
   end
@@ -95,19 +96,21 @@ local function take_messages(K, p, now_us, request, want)
   local from, token = ranked and K.ready or K.scheduled, fence(last, now_us)
   local token_text, lease_end = digits(token), digits(now_ms + want.lease)
   local reply, keys, at, walked, taken, admit = { "ok", now_ms, 0, done.lapsed or 0, 0 }, {}, 5, 0, 0, nil
-  -- Every pass delivers or moves what it reads, so messages behind a full group are read once. A call that has moved 128
-  -- of them begins no further pass.
-  while not problem and taken < wanted and walked - taken < 128 and bytes > 0 do
-    local found, dues, members = next_due_messages(K, ranked, now_ms, wanted - taken)
+  -- Every pass delivers or moves what it reads, so messages behind a full group are read once. A call that has moved 64
+  -- of them begins no further pass. Behind these there are probably more, so passes grow.
+  while not problem and taken < wanted and walked - taken < 64 and bytes > 0 do
+    local most = math.max(wanted - taken, walked - taken)
+    local found, dues, members = next_due_messages(K, ranked, now_ms, most)
     if #found == 0 then
       problem = unranked
       break
     end
-    local batch = { keys = found, dues = dues, members = members, full = #found == wanted - taken }
+    local batch = { keys = found, dues = dues, members = members }
     batch.n, bytes = count_within_budget(K, p, found, bytes, "messages")
     if batch.n == 0 then
       break
     end
+    batch.full = batch.n == most or batch.n < #found -- there may be more
     batch.bytes, batch.messages = bytes, redis.call("HMGET", K.messages, unpack(found, 1, batch.n))
     local entries, leases, moved, size, i = {}, {}, {}, 0, 1
     while i <= batch.n and taken < wanted do
@@ -140,11 +143,17 @@ local function take_messages(K, p, now_us, request, want)
       redis.call("HSET", K.messages, unpack(batch.waiting))
       redis.call("ZADD", K.group_waiting, unpack(batch.waiting_members))
     end
-    if #moved == 0 then
+    if #moved > 0 then
+      redis.call("ZREM", from, unpack(moved))
+      walked = walked + #moved
+    end
+    if batch.crowded then
+      -- The ready set orders any number of messages of one time. The next calls move the rest.
+      problem = problem or unranked or not ranked and rank_ready(K, p, now_ms) or nil
+    end
+    if #moved == 0 or batch.crowded then
       break
     end
-    redis.call("ZREM", from, unpack(moved))
-    walked = walked + #moved
   end
   if problem and walked == 0 and not done.lapsed then
     return nil, problem
