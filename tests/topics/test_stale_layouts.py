@@ -123,7 +123,10 @@ SCENES: dict[str, Method] = {
     "dead.delete matching": lambda topic, _: topic.dead.delete(key="dead1*"),
     "dead.delete limit": lambda topic, _: topic.dead.delete(limit=16),
 }
-LOCAL = {"aio", "dead", "decode_forwarded", "every", "forward", "forward_targets", "handler", "name", "policy"}
+LOCAL = {
+    "aio", "dead", "decode_forwarded", "every", "forward", "forward_targets", "handler", "name", "pack_trigger", "policy",
+    "unpack_trigger",
+}  # fmt: skip
 """They do not ask the server."""
 APART = {"trim_forwarded"}
 """They have a test of their own below."""

@@ -73,6 +73,11 @@ TESTS = [
         "guard/test_search",
         "topics/test_events",
         "topics/test_reslot",
+        "topics/test_results",
+        "topics/test_stale_layouts",
+        "topics/test_packed_trigger",
+        "guard/test_shared_failures",
+        "guard/test_records",
     ]
 ]
 """Those that are about scripts; where nothing is known yet, in this order."""
