@@ -731,6 +731,30 @@ async def test_inspect_tells_the_last_millisecond_of_a_lease(face: Any, clock: C
     assert (await face.inspect("k")).state == "lapsed"
 
 
+async def test_in_the_last_millisecond_of_a_lease_the_key_is_neither_marked_nor_resolved(
+    face: Any, clock: Clock, stored: Stored
+) -> None:
+    await face.claim("k", lease="30s")
+    clock.advance("29.999s")
+    before = stored()
+    assert not await face.first("k", "1h", scope="claim")
+    with pytest.raises(AlreadyInProgress) as refused:
+        await face.resolve("k", done=True)
+    assert refused.value.retry_after == 0.001
+    assert stored() == before
+
+
+async def test_a_stored_failure_is_marked_and_a_released_key_is_not(face: Any, clock: Clock) -> None:
+    @face.once(key="{k}", scope="s", on_error="store", retention="1h")
+    def fails(k: str) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await fails("failed")
+    await (await face.claim("released", scope="s")).release()
+    assert await face.first_many(["failed", "released"], "1h", scope="s") == [False, True]
+
+
 def test_a_mark_is_told_with_its_token(gate: Gate) -> None:
     key = claims_of(gate).key("s", "k")
     first, second = (gate.context.link.run(claims_of(gate).mark(key, token(), 60_000)) for _ in range(2))

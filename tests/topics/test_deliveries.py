@@ -154,6 +154,19 @@ async def test_a_rate_goes_on_though_the_clock_was_set_back(face: Any, clock: Cl
     assert await topic.take(10) == []
 
 
+async def test_a_burst_that_was_not_used_up_remains_though_the_clock_was_set_back(face: Any, clock: Clock) -> None:
+    # Given a topic that delivered one message of a burst of ten
+    topic = face.topic("t", rate="1/1s", burst=10)
+    await topic.trigger("first")
+    assert len(await topic.take(20)) == 1
+    # When the clock is set back by two seconds, and a take finds nothing
+    clock.set(clock.now().timestamp() - 2)
+    assert await topic.take(20) == []
+    # Then the burst lacks that one and these two seconds
+    await topic.trigger_many([(n, n) for n in range(20)])
+    assert len(await topic.take(20)) == 7
+
+
 async def test_a_lapsed_lease_is_taken_over_by_the_next_take(face: Any, clock: Clock, conserved: Any) -> None:
     topic = face.topic("t", lease="30s")
     await topic.trigger("k", 1)

@@ -90,6 +90,18 @@ def test_messages_of_one_call_have_different_tokens(gate: Gate, raw: Any) -> Non
     assert len(tokens) == 3
 
 
+def test_messages_of_two_calls_have_different_tokens(gate: Gate, raw: Any) -> None:
+    # Given a clock that stands still, and a key that is forwarded twice
+    topic = gate.topic("jobs")
+    topic.forward("list")
+    for _ in range(2):
+        topic.trigger("a", 1)
+        assert topic.forward_once(10) == 1
+    # Then a consumer can tell the second message from a copy of the first
+    first, second = [topic.decode_forwarded(entry).token for entry in raw.lrange(topic.forward_targets()[0], 0, -1)]
+    assert first < second
+
+
 def test_of_a_group_that_ends_nothing_is_left(gate: Gate, raw: Any) -> None:
     topic = gate.topic("jobs", backoff=0)
     topic.trigger("a", group="g")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, InvalidArgument
+from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 
@@ -369,6 +369,25 @@ async def test_what_is_rescheduled_behind_its_delivery_frees_no_group(face: Any,
     assert await keys_taken(topic) == []
     await topic.ack(running)
     assert await keys_taken(topic) == ["next"]
+
+
+def test_nothing_of_a_group_is_scheduled_while_more_deliveries_than_its_limit_run(
+    gate: Gate, url: str, clock: Clock
+) -> None:
+    # Given a group with three deliveries at a time, and two messages that wait for it
+    topic = gate.topic("t", group_concurrency=3)
+    topic.trigger_many([Trigger(f"k{number}", group="g") for number in range(5)])
+    running = topic.take(10)
+    assert len(running) == 3
+    with Gate(url, namespace=gate.namespace, clock=clock) as other:
+        # When its limit is lowered to one
+        lowered = other.topic("t", group_concurrency=1, redefine=True)
+        # Then nothing that waits is scheduled until the last of the three has ended
+        for delivery in running:
+            assert lowered.next_due() is None
+            lowered.ack(delivery)
+        assert lowered.next_due() is not None
+        assert len(lowered.take(10)) == 1
 
 
 async def test_a_group_with_a_nul_is_refused(face: Any) -> None:

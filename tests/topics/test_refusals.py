@@ -15,6 +15,7 @@ from idemgate import Gate, InvalidArgument, Trigger, append, union
 from idemgate.core.keys import PARTS
 from idemgate.errors import DecodeError, PolicyChanged, UnexpectedData
 from idemgate.testing import Clock
+from idemgate.topics.calls import Settlement
 
 NAN = float("nan")
 Dumps = Callable[[], dict[bytes, bytes]]
@@ -399,7 +400,13 @@ async def test_redefine_to_the_plain_policy(face: Any, other: Gate, clock: Clock
 
 
 @pytest.mark.parametrize(
-    ("made", "asked", "payload"), [("sum", "append", 1), ("sum", "min", 1), ({"a": "sum"}, {"a": "min"}, {"a": 1})]
+    ("made", "asked", "payload"),
+    [
+        ("sum", "append", 1),
+        ("sum", "min", 1),
+        ({"a": "sum"}, {"a": "min"}, {"a": 1}),
+        ({"a": "sum"}, {"b": "sum"}, {"a": 1}),
+    ],
 )
 async def test_redefine_does_not_change_how_payloads_merge(
     face: Any, other: Gate, everything: Dumps, made: Any, asked: Any, payload: Any
@@ -640,6 +647,70 @@ async def test_a_slot_of_another_layout_is_left_alone(
     key = f"ig2:{{{namespace}:topic:t:0/1}}:meta".encode()
     raw.hset(key, "v", "3")
     await _all_refuse(topic, delivery, everything, key, "has layout 3, this version supports layout 2")
+
+
+@pytest.mark.damages("wrong-type")
+def test_a_slot_of_another_layout_is_left_alone_by_a_worker(
+    gate: Gate, raw: Any, everything: Dumps, namespace: str
+) -> None:
+    # Given a worker that settles a delivery and takes the next in one call, and a slot of a later version
+    topic = gate.topic("t")
+    topic.trigger_many([("k", 1), ("next", 1)])
+    (delivery,) = topic.take(1)
+    key = f"ig2:{{{namespace}:topic:t:0/1}}:meta"
+    raw.hset(key, "v", "3")
+    before = everything()
+    # Then its ack is refused and nothing is written
+    with pytest.raises(UnexpectedData, match="has layout 3"):
+        gate.context.link.run(topic.open().settle_and_take(0, [Settlement("ack", delivery)], 10))
+    assert everything() == before
+
+
+@pytest.mark.damages("wrong-type")
+async def test_a_take_by_priority_checks_the_slot_before_it_moves_anything(
+    face: Any, raw: Any, everything: Dumps, namespace: str
+) -> None:
+    topic = face.topic("t", priority=True)
+    await topic.trigger("k", priority=1)
+    raw.rpush(f"ig2:{{{namespace}:topic:t:0/1}}:inflight", "foreign")
+    before = everything()
+    with pytest.raises(UnexpectedData, match="holds a list, expected a hash"):
+        await topic.take(1)
+    assert everything() == before
+
+
+@pytest.mark.damages("wrong-type")
+async def test_a_trigger_that_deletes_expired_facts_checks_where_they_are_first(
+    face: Any, raw: Any, everything: Dumps, namespace: str
+) -> None:
+    # Given a slot whose next trigger is the 64th, which also deletes expired facts
+    topic = face.topic("t")
+    await topic.trigger_many([(number, number) for number in range(63)])
+    raw.rpush(f"ig2:{{{namespace}:topic:t:0/1}}:dedup", "foreign")
+    before = everything()
+    with pytest.raises(UnexpectedData, match="holds a list, expected a hash"):
+        await topic.trigger("k")
+    assert everything() == before
+
+
+@pytest.mark.damages("undecodable", "unplaced", "orphan")
+@pytest.mark.parametrize("damage", ["flags", "entry"])
+async def test_a_message_with_unknown_flags_and_a_lease_without_an_entry_are_named(
+    face: Any, raw: Any, clock: Clock, everything: Dumps, namespace: str, damage: str
+) -> None:
+    topic, part = face.topic("t", lease="30s"), f"ig2:{{{namespace}:topic:t:0/1}}:"
+    await topic.trigger("k", 1, group="g" if damage == "flags" else None)
+    if damage == "flags":
+        raw.hset(part + "messages", "k", b"\4" + raw.hget(part + "messages", "k")[1:])
+    else:
+        await topic.take(1)
+        raw.hdel(part + "inflight", "k")
+        clock.advance("30s")
+    before = everything()
+    with pytest.raises(UnexpectedData) as refused:
+        await topic.take(1)
+    assert refused.value.redis_key == part + ("messages" if damage == "flags" else "leases")
+    assert everything() == before
 
 
 @pytest.mark.damages("wrong-type")

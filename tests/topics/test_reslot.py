@@ -546,6 +546,49 @@ async def test_what_stands_nowhere_is_scheduled_when_the_slots_change(face: Face
     assert [one.payload for one in await topic.take(10)] == [1]
 
 
+@pytest.mark.damages("conservation")
+async def test_what_waits_behind_a_delivery_that_is_gone_is_scheduled_when_the_slots_change(
+    face: Face, raw: Any
+) -> None:
+    # Given a message behind a delivery, of which other programs deleted every part
+    topic = face.topic("t", slots=1)
+    await topic.trigger("k", 1)
+    await topic.take(1)
+    await topic.trigger("k", 2)
+    part = f"ig2:{{{face.gate.namespace}:topic:t:0/1}}:"
+    raw.delete(part + "inflight", part + "leases", part + "messages")
+    # When the number of slots is changed
+    await topic.reshard(2)
+    # Then it is found
+    assert [one.payload for one in await topic.take(10)] == [2]
+
+
+async def test_messages_that_are_ranked_leave_nothing_behind_and_keep_their_order(
+    face: Face, everything: Callable[[], dict[bytes, bytes]]
+) -> None:
+    # Given messages in the order of their priorities, of which one was taken
+    topic = face.topic("t", slots=2, priority=True)
+    await topic.trigger_many([Trigger(f"k{n}", n, priority=n) for n in range(10)])
+    taken = await topic.take(2)
+    await topic.reshard(1)
+    # Then the former slots hold nothing, and the order is as it was
+    assert {key.decode().partition("}:")[2] for key in everything() if b"/2}" in key} == {"meta"}
+    left = [one.payload for one in await topic.take(10)]
+    assert left == sorted(set(range(10)) - {one.payload for one in taken}, reverse=True)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+async def test_a_message_keeps_the_reason_for_its_due_time(face: Face, clock: Clock, flushed: bool) -> None:
+    topic = face.topic("t", slots=1, window="60s")
+    await topic.trigger("k", 1)
+    clock.advance("1s")
+    if flushed:
+        await topic.flush()
+    await topic.reshard(2)
+    clock.advance(0 if flushed else "59s")
+    assert [one.reason for one in await topic.take(10)] == ["flush" if flushed else "window"]
+
+
 async def test_a_rate_that_is_used_up_is_so_in_every_layout(face: Face, clock: Clock) -> None:
     topic = face.topic("t", slots=1, rate="1/60s")
     await topic.trigger_many([Trigger(f"k{i}", i) for i in range(20)])

@@ -38,6 +38,17 @@ async def test_an_event_triggers_once(face: Any) -> None:
     assert (await topic.stats())["duplicate"] == 2
 
 
+async def test_a_message_without_options_of_its_own_is_stored_without_an_extension(
+    face: Any, raw: Any, namespace: str
+) -> None:
+    # Given a message of two triggers with event ids, which are stored elsewhere
+    topic = face.topic("t", merge="append")
+    await topic.trigger("k", 1, event_id="a")
+    await topic.trigger("k", 2, event_id="b")
+    # Then its flags say that no extension follows its header
+    assert raw.hget(f"ig2:{{{namespace}:topic:t:0/1}}:messages", "k")[0] == 0
+
+
 async def test_an_event_is_remembered_beyond_its_delivery_for_a_time(face: Any, clock: Clock) -> None:
     topic = face.topic("t", dedup_retention="10m")
     # Given an event that was delivered and acked
@@ -433,12 +444,16 @@ async def test_what_was_flushed_is_due_whatever_came_before_it_in_a_batch(face: 
 
 
 @pytest.mark.damages("undecodable")
+@pytest.mark.parametrize("part", ["message", "extension", "extension with a time"])
 async def test_a_pending_message_that_is_none_of_ours_is_named(
-    face: Any, raw: Any, everything: Any, namespace: str
+    face: Any, raw: Any, everything: Any, namespace: str, part: str
 ) -> None:
     topic = face.topic("t")
     await topic.trigger("k")
-    raw.hset(f"ig2:{{{namespace}:topic:t:0/1}}:messages", "k", "spoilt")
+    messages = f"ig2:{{{namespace}:topic:t:0/1}}:messages"
+    spoilt = raw.hget(messages, "k")[1:31] + b"\0\0\0\6spoilt"
+    flags = {"extension": b"\2", "extension with a time": b"\3"}
+    raw.hset(messages, "k", flags[part] + spoilt if part in flags else "spoilt")
     before = everything()
     with pytest.raises(UnexpectedData, match=":messages: holds corrupt data under k"):
         await topic.trigger("k")

@@ -381,6 +381,20 @@ async def test_a_late_copy_of_an_announcement_changes_nothing(gate: Gate, clock:
     assert (seen.members, seen.holders) == ({}, {})
 
 
+async def test_a_delayed_heartbeat_is_refused_for_a_minute_after_its_member_left(gate: Gate, clock: Clock) -> None:
+    # Given a member that left, and another that goes on
+    link, group = gate.aio.context.aio_link, (gate.namespace, "g", clock)
+    late, other = await first_said(gate, "late"), await first_said(gate, "other")
+    await link.run(members.leave(*group, "late"))
+    # When a heartbeat of the first arrives almost a minute later
+    clock.advance("59.999s")
+    await link.run(members.heartbeat(*group, other, 90_000))
+    with pytest.raises(ServerRejected, match="has left"):
+        await link.run(members.heartbeat(*group, late, 9000))
+    # Then it is no member
+    assert list((await link.run(members.list_members(*group))).members) == ["other"]
+
+
 async def test_nobody_gets_a_slot_for_members_of_another_day(gate: Gate, clock: Clock) -> None:
     # Given a member that holds a slot, and one that knows an older generation
     link, group = gate.aio.context.aio_link, (gate.namespace, "g", clock)
