@@ -51,7 +51,8 @@ local reply = { "ok", now_ms, 0 }
 for i = 3, #ARGV, 4 do
   reply[#reply + 1] = settle(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
 end
-local dropped = buried and redis.call("LLEN", K.dead) - ARGV[2] or 0
+-- After the maximum was lowered, each call drops some of the rest.
+local dropped = buried and math.min(redis.call("LLEN", K.dead) - ARGV[2], 1000 + #ARGV) or 0
 if dropped > 0 then
   redis.call("LTRIM", K.dead, dropped, -1)
   reply[3] = dropped

@@ -152,7 +152,7 @@ local function load_reply(request, half, packed)
   local log = tonumber(half) % 2
   local period = tonumber(redis.call("HGET", K.replies[log], "")) or 0
   if period < tonumber(half) then
-    redis.call("DEL", K.replies[log])
+    redis.call("UNLINK", K.replies[log])
     redis.call("HSET", K.replies[log], "", half)
     redis.call("PEXPIRE", K.replies[log], 120000)
   end

@@ -215,7 +215,7 @@ for _, e in ipairs(first) do
   end
 end
 if #reply == 3 then
-  redis.call("DEL", K.group_active, K.dedup, K.replies[0])
-  redis.call("DEL", K.replies[1])
+  redis.call("UNLINK", K.group_active, K.dedup, K.replies[0])
+  redis.call("UNLINK", K.replies[1])
 end
 return reply

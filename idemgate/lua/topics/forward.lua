@@ -32,7 +32,7 @@ if found ~= "none" and found ~= kind then
 end
 local paused = redis.call("HEXISTS", K.meta, "paused") == 1
 local most, sent, triggers = paused and 0 or tonumber(ARGV[4]), 0, 0
-local token = redis.call("HGET", K.meta, "fence")
+local token, length = redis.call("HGET", K.meta, "fence"), 0
 
 -- The first write goes to the target and is refused when the server is out of memory. Each message has a different token
 -- because a consumer of the target recognizes a copy by it.
@@ -40,7 +40,7 @@ local function append_to_target(key, due, packed)
   token = fence(token, now_us)
   local entry = cmsgpack.pack({ token, key, due, packed })
   if kind == "list" then
-    redis.call("RPUSH", target, entry)
+    length = redis.call("RPUSH", target, entry)
   elseif tonumber(ARGV[6]) > 0 then
     redis.call("XADD", target, "MAXLEN", "~", ARGV[6], "*", "message", entry)
   else
@@ -95,8 +95,10 @@ end
 if sent > 0 then
   redis.call("HSET", K.meta, "fence", digits(token))
   add_counters(K, { forwarded = sent, forwarded_triggers = triggers })
-  if kind == "list" and tonumber(ARGV[6]) > 0 then
-    redis.call("LTRIM", target, -tonumber(ARGV[6]), -1)
+  local beyond = kind == "list" and tonumber(ARGV[6]) > 0 and length - tonumber(ARGV[6]) or 0
+  if beyond > 0 then
+    -- After the maximum was lowered, each call drops some of the rest.
+    redis.call("LTRIM", target, math.min(beyond, sent + 1000), -1)
   end
 end
 local reply = { "ok", now_ms, next_due(K, now_ms, not paused and 0 or nil), sent }

@@ -35,7 +35,7 @@ local function remember_reply(K, request, now_ms, reply)
   local log = K.replies[half % 2]
   if tonumber(K.period) ~= half then
     K.period = digits(half)
-    redis.call("DEL", log)
+    redis.call("UNLINK", log) -- it may hold a hundred thousand replies, and another thread frees them
     -- A value of more than 64 bytes makes the hash a table. The server would search a small hash from its beginning.
     redis.call("HSET", log, "", K.period .. string.rep(" ", 64))
     redis.call("PEXPIRE", log, 120000)

@@ -22,7 +22,7 @@ local function store_result(K, p, key, m, result, now_ms, floor)
   local page, name = K.results[period % 2], "k" .. key
   local found = redis.call("HMGET", page, "", name)
   if tonumber(found[1]) ~= period then
-    redis.call("DEL", page)
+    redis.call("UNLINK", page)
     redis.call("HSET", page, "", digits(period))
     redis.call("PEXPIRE", page, 2 * p.results + 60000)
     found[2] = false
