@@ -69,6 +69,11 @@ class BaseTopic(Generic[Sent, Delivered]):
         return self.definition.name
 
     @property
+    def namespace(self) -> str:
+        """The namespace of its gate. Another namespace may have a topic of the same name."""
+        return self.definition.context.namespace
+
+    @property
     def policy(self) -> Policy:
         """The policy of the topic."""
         return self.definition.declared

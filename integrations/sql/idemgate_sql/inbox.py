@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar, Unpack
 
-from idemgate import Gate, InvalidArgument, Trigger
+from idemgate import Gate, Trigger
 from idemgate.errors import NoCurrentExecution
 from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
 from idemgate_sql.database import AioDatabase, Database, Dialect, Placeholders
 from idemgate_sql.errors import EndedByHandler, RowLocked
 from idemgate_sql.failures import is_lock_timeout, is_missing_table
 from idemgate_sql.outbox import AioOutbox, AnyTopic, Key, Outbox, TriggerOptions
-from idemgate_sql.relay import Relay, check_relay_options
+from idemgate_sql.relay import PURGE_BATCH, Relay, check_relay_options
 from idemgate_sql.schema import split_ddl
-from idemgate_sql.statements import InboxStatements, entry_params, name_params, read_result, result_params
+from idemgate_sql.statements import InboxStatements, check_rows, entry_params, name_params, read_result, result_params
 
 __all__ = ["BaseAioInbox", "BaseInbox"]
 
@@ -89,13 +89,6 @@ class _Rows(Generic[C]):
         return RowLocked(entry.key, self.lock_timeout_ms / 1000, entry.scope)
 
 
-def check_batch(batch: int) -> int:
-    """Return the number of rows. Raise InvalidArgument if it is not from 1 to 100,000."""
-    if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= 100_000:
-        raise InvalidArgument("batch", batch, "not a whole number from 1 to 100,000", "Pass an int, such as 1000")
-    return batch
-
-
 class BaseInbox(_Rows[C]):
     """The inbox of blocking functions on any `Database`."""
 
@@ -141,9 +134,11 @@ class BaseInbox(_Rows[C]):
             purge: whether it deletes expired rows of the inbox, too.
         """
         return Relay(
-            gate, self.outbox.statements, lambda sql, params: asyncio.to_thread(self.outbox.run, sql, params),
+            gate, self.outbox.statements, self.outbox.wakeups,
+            lambda sql, params: asyncio.to_thread(self.outbox.run, sql, params),
             lambda: self.database.watch(self.outbox.statements.channel),
-            (lambda: asyncio.to_thread(self.purge)) if purge else None, *check_relay_options(batch, poll),
+            (lambda: asyncio.to_thread(self.purge, PURGE_BATCH)) if purge else None,
+            *check_relay_options(batch, poll),
         )  # fmt: skip
 
     def create_tables(self) -> None:
@@ -160,7 +155,7 @@ class BaseInbox(_Rows[C]):
         Returns:
             the number of deleted rows.
         """
-        params = {"batch": check_batch(batch)}
+        params = {"batch": check_rows(batch, "batch")}
         with self.database.transaction() as connection:
             return len(self.database.execute(connection, self.statements.purge, params))
 
@@ -227,9 +222,9 @@ class BaseAioInbox(_Rows[C]):
     def relay(self, gate: Gate, *, batch: int = 500, poll: Duration = "1s", purge: bool = True) -> Relay:
         """Return the relay of the outbox, for `gate.add_subscriber(...)`; see `BaseInbox.relay`."""
         return Relay(
-            gate, self.outbox.statements, self.outbox.run,
+            gate, self.outbox.statements, self.outbox.wakeups, self.outbox.run,
             lambda: self.database.watch(self.outbox.statements.channel),
-            self.purge if purge else None, *check_relay_options(batch, poll),
+            (lambda: self.purge(PURGE_BATCH)) if purge else None, *check_relay_options(batch, poll),
         )  # fmt: skip
 
     async def create_tables(self) -> None:
@@ -240,7 +235,7 @@ class BaseAioInbox(_Rows[C]):
 
     async def purge(self, batch: int = 1000) -> int:
         """Delete rows whose retention has ended; see `BaseInbox.purge`."""
-        params = {"batch": check_batch(batch)}
+        params = {"batch": check_rows(batch, "batch")}
         async with self.database.transaction() as connection:
             return len(await self.database.execute(connection, self.statements.purge, params))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 
 from idemgate import InvalidArgument
 from idemgate_sql.database import Placeholders
 
-__all__ = ["check_table", "format_sql"]
+__all__ = ["check_table", "format_sql", "shorten_channel"]
 
 _TABLE = re.compile(r"(?:[a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,40}")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
@@ -19,6 +20,11 @@ def check_table(table: str) -> str:
         fix = "Use a-z, 0-9 and _, at most 41 characters, with or without a schema, such as 'shop.idemgate'"
         raise InvalidArgument("table", table, "not the prefix of a table", fix)
     return table
+
+
+def shorten_channel(name: str) -> str:
+    """Return a name that NOTIFY accepts: fewer than 64 bytes."""
+    return name if len(name) < 64 else f"idemgate_{sha256(name.encode()).hexdigest()[:32]}"
 
 
 def format_sql(sql: str, placeholders: Placeholders, table: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
 from typing import Any, Generic, Protocol, TypedDict, TypeVar
@@ -11,7 +12,10 @@ from uuid import uuid4
 from idemgate import InvalidArgument, Topic, Trigger
 from idemgate.types import AioTopic, Duration
 from idemgate_sql.database import AioDatabase, Database, Params, Rows
+from idemgate_sql.failures import is_missing_table
 from idemgate_sql.outbox_statements import Backlog, OutboxStatements, RefusedRow, read_backlog
+from idemgate_sql.statements import check_rows
+from idemgate_sql.watch import Wakeups
 
 __all__ = ["AioOutbox", "Outbox", "TriggerOptions", "pack_rows"]
 
@@ -36,6 +40,7 @@ class TriggerOptions(TypedDict, total=False):
 class _Outbox(Protocol):
     statements: OutboxStatements
     notify: bool
+    wakeups: Wakeups
 
 
 def pack_rows(topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> list[tuple[str, str, str, bytes]]:
@@ -45,7 +50,8 @@ def pack_rows(topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) ->
     rows = list[tuple[str, str, str, bytes]]()
     for one in triggers:
         trigger = one if isinstance(one, Trigger) else Trigger(*one)
-        rows.append((uuid4().hex, topic.name, _show_key(trigger.key), topic.pack_trigger(trigger)))
+        name = f"{topic.namespace}:{topic.name}"  # services that share a table may have topics of one name
+        rows.append((uuid4().hex, name, _show_key(trigger.key), topic.pack_trigger(trigger)))
     return rows
 
 
@@ -62,6 +68,17 @@ def build_inserts(outbox: _Outbox, rows: list[tuple[str, str, str, bytes]]) -> I
         yield outbox.statements.insert(part, outbox.notify)
 
 
+@contextmanager
+def _explain_missing_table(table: str) -> Generator[None]:
+    """Add a note to the error of a missing table."""
+    try:
+        yield
+    except Exception as error:
+        if is_missing_table(error):
+            error.add_note(f"Create the tables of the outbox: idemgate_sql.ddl(..., table={table!r}) returns the SQL")
+        raise
+
+
 class Outbox(Generic[C]):
     """The outbox of blocking functions, `inbox.outbox`."""
 
@@ -69,15 +86,18 @@ class Outbox(Generic[C]):
         self.database = database
         self.statements = OutboxStatements.build(database.dialect, database.placeholders, table)
         self.notify = notify
+        self.wakeups = Wakeups()
 
     def trigger_many(self, connection: C, topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> None:
         """Insert triggers in the caller's transaction, in order. See `Inbox.trigger`."""
-        for sql, params in build_inserts(self, pack_rows(topic, triggers)):
-            self.database.execute(connection, sql, params)
+        with _explain_missing_table(self.statements.table):
+            for sql, params in build_inserts(self, pack_rows(topic, triggers)):
+                self.database.execute(connection, sql, params)
+        self.wakeups.wake()
 
     def run(self, sql: str, params: Params) -> Rows:
         """Execute a statement in a transaction of its own."""
-        with self.database.transaction() as connection:
+        with _explain_missing_table(self.statements.table), self.database.transaction() as connection:
             return self.database.execute(connection, sql, params)
 
     def backlog(self) -> Backlog:
@@ -86,11 +106,15 @@ class Outbox(Generic[C]):
 
     def list_refused(self, n: int = 50) -> list[RefusedRow]:
         """Return the oldest rows that their topics refused, at most `n`."""
-        return [RefusedRow(*row) for row in self.run(self.statements.refused, {"batch": n})]
+        return [RefusedRow(*row) for row in self.run(self.statements.refused, {"batch": check_rows(n, "n")})]
 
     def redrive_refused(self, n: int = 1000) -> int:
         """Send the oldest refused rows again, at most `n`. Return their number."""
-        return len(self.run(self.statements.redrive, {"batch": n}))
+        return len(self.run(self.statements.redrive, {"batch": check_rows(n, "n")}))
+
+    def delete_refused(self, ids: Iterable[int]) -> int:
+        """Delete the refused rows of these numbers, so that those behind them are sent. Return their number."""
+        return len(self.run(self.statements.delete_refused, {"ids": self.statements.pack_names(map(int, ids))}))
 
 
 class AioOutbox(Generic[C]):
@@ -100,16 +124,20 @@ class AioOutbox(Generic[C]):
         self.database = database
         self.statements = OutboxStatements.build(database.dialect, database.placeholders, table)
         self.notify = notify
+        self.wakeups = Wakeups()
 
     async def trigger_many(self, connection: C, topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> None:
         """Insert triggers in the caller's transaction, in order. See `Inbox.trigger`."""
-        for sql, params in build_inserts(self, pack_rows(topic, triggers)):
-            await self.database.execute(connection, sql, params)
+        with _explain_missing_table(self.statements.table):
+            for sql, params in build_inserts(self, pack_rows(topic, triggers)):
+                await self.database.execute(connection, sql, params)
+        self.wakeups.wake()
 
     async def run(self, sql: str, params: Params) -> Rows:
         """Execute a statement in a transaction of its own."""
-        async with self.database.transaction() as connection:
-            return await self.database.execute(connection, sql, params)
+        with _explain_missing_table(self.statements.table):
+            async with self.database.transaction() as connection:
+                return await self.database.execute(connection, sql, params)
 
     async def backlog(self) -> Backlog:
         """Return the number of rows and the age of the oldest; see `Outbox.backlog`."""
@@ -117,8 +145,12 @@ class AioOutbox(Generic[C]):
 
     async def list_refused(self, n: int = 50) -> list[RefusedRow]:
         """Return the oldest rows that their topics refused, at most `n`."""
-        return [RefusedRow(*row) for row in await self.run(self.statements.refused, {"batch": n})]
+        return [RefusedRow(*row) for row in await self.run(self.statements.refused, {"batch": check_rows(n, "n")})]
 
     async def redrive_refused(self, n: int = 1000) -> int:
         """Send the oldest refused rows again, at most `n`. Return their number."""
-        return len(await self.run(self.statements.redrive, {"batch": n}))
+        return len(await self.run(self.statements.redrive, {"batch": check_rows(n, "n")}))
+
+    async def delete_refused(self, ids: Iterable[int]) -> int:
+        """Delete the refused rows of these numbers; see `Outbox.delete_refused`."""
+        return len(await self.run(self.statements.delete_refused, {"ids": self.statements.pack_names(map(int, ids))}))

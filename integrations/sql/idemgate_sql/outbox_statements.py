@@ -9,7 +9,7 @@ from functools import cache
 from typing import NamedTuple
 
 from idemgate_sql.database import Dialect, Params, Placeholders, Rows
-from idemgate_sql.names import check_table, format_sql
+from idemgate_sql.names import check_table, format_sql, shorten_channel
 
 __all__ = ["Backlog", "OutboxRow", "OutboxStatements", "RefusedRow"]
 
@@ -19,13 +19,17 @@ _NOTIFY = "WITH inserted AS ({insert} RETURNING 1) SELECT pg_notify(:channel, ''
 # PostgreSQL executes the INSERT although nothing reads it.
 
 _READ = """
-SELECT id, event_id, topic, body FROM (
-    SELECT id, event_id, topic, body, sum(length(body)) OVER (ORDER BY id) - length(body) AS before FROM (
-        SELECT id, event_id, topic, body FROM {table}_outbox
-        WHERE refused_at IS NULL AND topic IN ({topics}) ORDER BY id LIMIT :batch
+SELECT id, event_id, topic, key, body, {age} FROM (
+    SELECT oldest.*, sum(length(body)) OVER (ORDER BY id) - length(body) AS before FROM (
+        SELECT id, event_id, topic, key, body, created_at FROM {table}_outbox AS waiting
+        WHERE refused_at IS NULL AND topic IN ({topics}) AND NOT EXISTS (
+            SELECT 1 FROM {table}_outbox AS refused WHERE refused.refused_at IS NOT NULL
+            AND refused.topic = waiting.topic AND refused.key = waiting.key AND refused.id < waiting.id
+        ) ORDER BY id LIMIT :batch
     ) AS oldest
 ) AS sized WHERE before < :bytes ORDER BY id
 """
+# Rows behind a refused one of their key wait: sent later, it would put an old payload over a new one.
 _DELETE = "DELETE FROM {table}_outbox WHERE id IN ({ids}) RETURNING 1"
 _REFUSE = "UPDATE {table}_outbox SET refused_at = {now}, error = :error WHERE id = :id RETURNING 1"
 _REDRIVE = """
@@ -33,42 +37,61 @@ UPDATE {table}_outbox SET refused_at = NULL, error = NULL WHERE id IN (
     SELECT id FROM {table}_outbox WHERE refused_at IS NOT NULL ORDER BY id LIMIT :batch
 ) RETURNING 1
 """
+_DELETE_REFUSED = "DELETE FROM {table}_outbox WHERE refused_at IS NOT NULL AND id IN ({ids}) RETURNING 1"
 _REFUSED = """
 SELECT id, topic, key, error, created_at FROM {table}_outbox WHERE refused_at IS NOT NULL ORDER BY id LIMIT :batch
 """
 _BACKLOG = """
-SELECT count(*) - count(refused_at), count(refused_at), {age} FROM {table}_outbox
+SELECT waiting, refused, {age} FROM (
+    SELECT count(*) - count(refused_at) AS waiting, count(refused_at) AS refused,
+           min(CASE WHEN refused_at IS NULL THEN created_at END) AS created_at FROM {table}_outbox
+) AS counted
 """
 _WAITING = """
 SELECT topic, count(*) FROM {table}_outbox WHERE refused_at IS NULL AND topic NOT IN ({topics}) GROUP BY topic
 """
-_AGE_POSTGRESQL = """
-extract(epoch FROM clock_timestamp() - min(CASE WHEN refused_at IS NULL THEN created_at END))
-"""
-_AGE_SQLITE = """
-(julianday('now') - julianday(min(CASE WHEN refused_at IS NULL THEN created_at END))) * 86400
-"""
 _POSTGRESQL = {
-    "now": "now()", "age": _AGE_POSTGRESQL, "topics": "SELECT unnest(string_to_array(:topics, ','))",
+    "now": "now()", "age": "extract(epoch FROM clock_timestamp() - created_at)",
+    "topics": "SELECT unnest(string_to_array(:topics, ','))",
     "ids": "SELECT CAST(unnest(string_to_array(:ids, ',')) AS bigint)",
 }  # fmt: skip
 _SQLITE = {
-    "now": "strftime('%Y-%m-%d %H:%M:%f', 'now')", "age": _AGE_SQLITE, "topics": "SELECT value FROM json_each(:topics)",
+    "now": "strftime('%Y-%m-%d %H:%M:%f', 'now')", "age": "(julianday('now') - julianday(created_at)) * 86400",
+    "topics": "SELECT value FROM json_each(:topics)",
     "ids": "SELECT value FROM json_each(:ids)",
 }  # fmt: skip
 
 
 class OutboxRow(NamedTuple):
-    """A row to send: its id, the id of its event, its topic and the packed trigger."""
+    """A row to send.
+
+    Attributes:
+        id: its number, which decides the order.
+        event_id: the id of its event, unique among all databases.
+        topic: the namespace and the name of its topic: `shop:images`.
+        key: the key of the trigger as text, cut off at 200 characters.
+        body: the packed trigger.
+        age: seconds since it was written, by the clock of the database.
+    """
 
     id: int
     event_id: str
     topic: str
+    key: str
     body: bytes
+    age: float
 
 
 class RefusedRow(NamedTuple):
-    """A row that its topic refused. `error` says why. `created_at` is as the client library returns it."""
+    """A row that its topic refused.
+
+    Attributes:
+        id: its number.
+        topic: the namespace and the name of its topic: `shop:images`.
+        key: the key of the trigger as text, cut off at 200 characters.
+        error: why it was refused.
+        created_at: when it was written, as the client library returns it.
+    """
 
     id: int
     topic: str
@@ -81,7 +104,7 @@ class Backlog(NamedTuple):
     """The rows of an outbox.
 
     Attributes:
-        rows: the number of rows to send.
+        rows: the number of rows to send, with those that wait behind a refused row of their key.
         refused: the number of rows that their topics refused.
         age: the age of the oldest row to send, seconds; 0.0 without any.
     """
@@ -102,6 +125,7 @@ class OutboxStatements:
     delete: str
     refuse: str
     redrive: str
+    delete_refused: str
     refused: str
     backlog: str
     waiting: str
@@ -111,13 +135,13 @@ class OutboxStatements:
         """Build the statements for a dialect and a form of parameters. Raise InvalidArgument for a bad name."""
         check_table(table)
         words = _POSTGRESQL if dialect == "postgresql" else _SQLITE
-        texts = (_READ, _DELETE, _REFUSE, _REDRIVE, _REFUSED, _BACKLOG, _WAITING)
+        texts = (_READ, _DELETE, _REFUSE, _REDRIVE, _DELETE_REFUSED, _REFUSED, _BACKLOG, _WAITING)
         formatted = (format_sql(_fill(text, words), placeholders, table) for text in texts)
         return cls(dialect, placeholders, table, *formatted)
 
     @property
     def channel(self) -> str:
-        """The channel of NOTIFY, and the name of the lock of the relay."""
+        """The name of the table, which the channel of NOTIFY and the lock of the relay are named after."""
         return f"{self.table}_outbox"
 
     def insert(self, rows: Sequence[tuple[str, str, str, bytes]], notify: bool) -> tuple[str, Params]:
@@ -129,7 +153,7 @@ class OutboxStatements:
             for column, value in zip(_COLUMNS, row, strict=True)
         }
         if notify:
-            params["channel"] = self.channel
+            params["channel"] = shorten_channel(self.channel)
         return _build_insert(self.placeholders, self.table, len(rows), notify), params
 
     def pack_names(self, names: Iterable[object]) -> str:
@@ -140,7 +164,10 @@ class OutboxStatements:
 
 def read_rows(rows: Rows) -> list[OutboxRow]:
     """Return the rows that `read` found."""
-    return [OutboxRow(int(id), event_id, topic, bytes(body)) for id, event_id, topic, body in rows]  # noqa: A001
+    return [
+        OutboxRow(int(number), event_id, topic, key, bytes(body), float(age))
+        for number, event_id, topic, key, body, age in rows
+    ]
 
 
 def read_backlog(rows: Rows) -> Backlog:

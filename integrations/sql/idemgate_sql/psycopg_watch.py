@@ -11,10 +11,15 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from idemgate_sql.names import shorten_channel
+
 __all__ = ["watch", "watch_async"]
 
-# The lock has the number of the table, because tables of two schemas may have one name.
-_LOCK = "SELECT pg_try_advisory_lock(hashtextextended(CAST(CAST(to_regclass(%s) AS oid) AS text), 6517))"
+# The lock has the number of the table, because tables of two schemas may have one name, and the name of the relay:
+# a relay that sends the rows of other topics must not stand by.
+_LOCK = """
+SELECT pg_try_advisory_lock(hashtextextended(CAST(CAST(to_regclass(%s) AS oid) AS text) || ' ' || %s, 6517))
+"""
 _UNLOCK = "SELECT pg_advisory_unlock_all()"
 SHORT_WAIT = 0.5
 """Seconds that a thread waits for NOTIFY: nothing else interrupts it."""
@@ -26,17 +31,17 @@ class _Watch:
     def __init__(self, connection: psycopg.AsyncConnection[Any], channel: str) -> None:
         self._connection = connection
         self._channel = channel
-        self._locked = False
+        self._locks = set[str]()
 
-    async def try_lock(self) -> bool:
-        """Return True if this connection has the lock."""
-        if not self._locked:
-            cursor = await psycopg.AsyncCursor(self._connection).execute(_LOCK, (self._channel,))
-            row = await cursor.fetchone()
-            self._locked = row is not None and row[0] is not False  # None: there is no table, and reading says so
-        return self._locked
+    async def try_lock(self, name: str) -> bool:
+        """Return True if this connection has the lock of this name."""
+        if name not in self._locks:
+            cursor = await psycopg.AsyncCursor(self._connection).execute(_LOCK, (self._channel, name))
+            if _is_granted(await cursor.fetchone()):
+                self._locks.add(name)
+        return name in self._locks
 
-    async def wait(self, stop: asyncio.Event, seconds: float) -> None:
+    async def wait(self, stop: asyncio.Event, woken: asyncio.Event, seconds: float) -> None:  # noqa: ARG002
         """Wait until a row is committed, `stop` is set, or the time has passed."""
         notified = asyncio.ensure_future(self._wait_for_notify(seconds))
         stopped = asyncio.ensure_future(stop.wait())
@@ -60,19 +65,18 @@ class _BlockingWatch:
     def __init__(self, connection: psycopg.Connection[Any], channel: str) -> None:
         self._connection = connection
         self._channel = channel
-        self._locked = False
+        self._locks = set[str]()
 
-    async def try_lock(self) -> bool:
-        """Return True if this connection has the lock."""
-        if not self._locked:
-            self._locked = await asyncio.to_thread(self._try_lock)
-        return self._locked
+    async def try_lock(self, name: str) -> bool:
+        """Return True if this connection has the lock of this name."""
+        if name not in self._locks and await asyncio.to_thread(self._try_lock, name):
+            self._locks.add(name)
+        return name in self._locks
 
-    def _try_lock(self) -> bool:
-        row = psycopg.Cursor(self._connection).execute(_LOCK, (self._channel,)).fetchone()
-        return row is not None and row[0] is not False
+    def _try_lock(self, name: str) -> bool:
+        return _is_granted(psycopg.Cursor(self._connection).execute(_LOCK, (self._channel, name)).fetchone())
 
-    async def wait(self, stop: asyncio.Event, seconds: float) -> None:
+    async def wait(self, stop: asyncio.Event, woken: asyncio.Event, seconds: float) -> None:  # noqa: ARG002
         """Wait until a row is committed, `stop` is set, or the time has passed."""
         until = monotonic() + seconds
         while not stop.is_set() and (left := until - monotonic()) > 0:
@@ -134,4 +138,9 @@ def _end(connection: psycopg.Connection[Any], before: bool) -> None:
 
 
 def _listen(channel: str) -> sql.Composed:
-    return sql.SQL("LISTEN {}").format(sql.Identifier(channel))
+    return sql.SQL("LISTEN {}").format(sql.Identifier(shorten_channel(channel)))
+
+
+def _is_granted(row: Any) -> bool:
+    """Return True if the row of `_LOCK` says so. NULL: there is no table, which the read reports."""
+    return row is not None and row[0] is not False

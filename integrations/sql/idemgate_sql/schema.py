@@ -25,12 +25,13 @@ CREATE TABLE IF NOT EXISTS {table}_outbox (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     event_id text NOT NULL,
     topic text COLLATE "C" NOT NULL,
-    key text NOT NULL,
+    key text COLLATE "C" NOT NULL,
     body bytea NOT NULL,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     refused_at timestamptz,
     error text
 );
+CREATE INDEX IF NOT EXISTS {name}_outbox_refused ON {table}_outbox (topic, key, id) WHERE refused_at IS NOT NULL;
 """
 _SQLITE = """
 CREATE TABLE IF NOT EXISTS {table}_inbox (
@@ -55,6 +56,7 @@ CREATE TABLE IF NOT EXISTS {table}_outbox (
     refused_at TEXT,
     error TEXT
 );
+CREATE INDEX IF NOT EXISTS {name}_outbox_refused ON {table}_outbox (topic, key, id) WHERE refused_at IS NOT NULL;
 """
 _DIALECTS: dict[str, str] = {"postgresql": _POSTGRESQL, "sqlite": _SQLITE}
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from idemgate import InvalidArgument
 from idemgate.types import SinkEntry, StoredResult
 from idemgate_sql.database import Dialect, Params, Placeholders, Rows
 from idemgate_sql.names import check_table, format_sql
 
-__all__ = ["InboxStatements", "entry_params", "name_params", "read_result", "result_params"]
+__all__ = ["InboxStatements", "check_rows", "entry_params", "name_params", "read_result", "result_params"]
 
 UNFINISHED = b"its handler ended the transaction before it returned"
 """The reason that a row has until its result is stored. It remains if the handler commits."""
@@ -70,6 +71,13 @@ class InboxStatements:
         store = _STORE + (_SAME_TRANSACTION if is_postgresql else "") + " RETURNING 1"
         purge = _PURGE_POSTGRESQL if is_postgresql else _PURGE_SQLITE
         return cls(*(format_sql(sql, placeholders, table) for sql in (insert, _FIND, store, purge)))
+
+
+def check_rows(number: int, name: str) -> int:
+    """Return a number of rows. Raise InvalidArgument if it is not from 1 to 100,000."""
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= 100_000:
+        raise InvalidArgument(name, number, "not a whole number from 1 to 100,000", "Pass an int, such as 1000")
+    return number
 
 
 def entry_params(entry: SinkEntry, lock_timeout_ms: int) -> Params:
