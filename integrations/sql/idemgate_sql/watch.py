@@ -1,4 +1,4 @@
-"""How a relay learns of new rows, and which of several relays works."""
+"""The watch of a relay: it learns of new rows, and decides which of several relays works."""
 
 from __future__ import annotations
 

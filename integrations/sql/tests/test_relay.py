@@ -275,7 +275,7 @@ async def test_a_schema_with_a_long_name(gate: Gate, flavour: Flavour) -> None:
     flavour.look(f"CREATE SCHEMA {schema}")
     inbox = await flavour.create(table=f"{schema}.{'t' * 41}")
     topic = gate.topic("t", merge="append")
-    poll = "1h" if getattr(flavour, "listens", True) else "20ms"
+    poll = "1h" if flavour.listens else "20ms"
     async with running(inbox.relay(gate, poll=poll)):
         await send(inbox, topic, ("k", 1))
         await eventually(lambda: gate.counters["sql.relayed"] == 1)
