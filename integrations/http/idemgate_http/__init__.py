@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from idemgate_http.asgi import IdempotencyKey
+from idemgate_http.core import is_verified
 from idemgate_http.keys import record_key
 from idemgate_http.options import AsgiOptions, HttpOptions
 from idemgate_http.request import Headers, Request
@@ -15,5 +16,6 @@ __all__ = [
     "IdempotencyKey",
     "Request",
     "Response",
+    "is_verified",
     "record_key",
 ]

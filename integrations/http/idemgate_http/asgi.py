@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, Unpack
 
 from idemgate import Gate, Verdict
-from idemgate_http.core import GUARDED, MARK, PASSED, Admission, HttpGuard, RequiredKeyMissing
+from idemgate_http.core import MARK, PASSED, Admission, HttpGuard, RequiredKeyMissing
 from idemgate_http.exchange import App, Exchange, Message, Receive, Scope, Send, read_headers, send_response
 from idemgate_http.options import AsgiOptions
 from idemgate_http.outliving import Outliving
@@ -40,7 +40,7 @@ class IdempotencyKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection. Websockets and other methods pass through."""
         kind = scope["type"]
-        if kind == "http" and scope["method"] in self._core.methods and scope.get(MARK) != GUARDED:
+        if kind == "http" and not self._core.passes(scope["method"], scope.get(MARK)):
             await self._handle(scope, receive, send)
         else:
             await self._app(scope, self._drain_at_shutdown(receive) if kind == "lifespan" else receive, send)
@@ -69,8 +69,9 @@ class IdempotencyKey:
             admission = self._core.admit(selected, body)
             if isinstance(admission, Response):
                 await send_response(send, admission)
-            elif admission is None:
-                await self._pass_on(scope, _replay_body(body, receive), send)
+            elif admission is None:  # verified, but without an id
+                scope[MARK] = self._core.mark
+                await self._app(scope, _replay_body(body, receive), send)
             else:
                 await self._guard(scope, receive, send, body, admission)
 
@@ -84,7 +85,7 @@ class IdempotencyKey:
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send, body: bytes, admission: Admission) -> None:
         """Run the app once for the key of the request, or answer from its record."""
-        scope[MARK] = GUARDED
+        scope[MARK] = self._core.mark
         scope["extensions"] = _drop_extensions(scope)
         exchange = Exchange(self._app, scope, receive, send, body, self._core, admission)
         run = self._core.guard.aio.run(admission.key, exchange.run_app, fingerprint=admission.fingerprint)
@@ -116,10 +117,10 @@ class IdempotencyKey:
 
 def read_scope(scope: Scope) -> Request:
     """Return the view of an ASGI request. Servers differ in whether the path has the prefix of a mounted app."""
-    root, path = scope.get("root_path", ""), scope["path"]
-    whole = path if path.startswith(root) else root + path
+    root, path = scope.get("root_path", "").rstrip("/"), scope["path"]
+    whole = path if path == root or path.startswith(f"{root}/") else root + path
     return Request(
-        scope["method"], whole, scope.get("query_string", b""), Headers(read_headers(scope["headers"])), scope
+        scope["method"].upper(), whole, scope.get("query_string", b""), Headers(read_headers(scope["headers"])), scope
     )
 
 

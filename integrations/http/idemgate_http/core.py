@@ -17,7 +17,8 @@ from idemgate_http.request import Request
 from idemgate_http.response import HEADER_BYTES, Response, may_keep, pack, pack_not_kept, unpack
 from idemgate_http.webhooks.event import BadSignature
 
-__all__ = ["GUARDED", "MARK", "PASSED", "Admission", "HttpGuard", "Released", "RequiredKeyMissing", "Selected"]
+__all__ = ["GUARDED", "MARK", "PASSED", "Admission", "HttpGuard", "Released", "RequiredKeyMissing", "Selected",
+           "is_verified"]  # fmt: skip
 
 log = logging.getLogger("idemgate.http")
 HEADER: Final = "idempotency-key"
@@ -25,7 +26,9 @@ MARK: Final = "idemgate_http"
 """The entry of an ASGI scope or a WSGI environ that says that a middleware has seen the request."""
 PASSED: Final = "passed"
 GUARDED: Final = "guarded"
-"""A guard inside of another one passes its requests on. With the same scope of keys it would find each in progress."""
+"""A guard inside of another one passes its requests on. With the same scope of keys it would find each in progress.
+The mark of a guard with a source has the name of the source behind it."""
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 STREAMED: Final = "streamed"
 TOO_LARGE: Final = "too large"
 
@@ -65,7 +68,18 @@ class HttpGuard:
         most = self.options.max_response_bytes + 2 * HEADER_BYTES
         self.guard: Guard = gate.guard(**self.options.guard, max_result_bytes=most)
         self.counters = gate.counters
-        self.methods = self.options.methods
+        source = self.options.source
+        self.mark = GUARDED if source is None else f"{GUARDED}:{source.name}"
+
+    def passes(self, method: str, mark: object) -> bool:
+        """Return True for a request that is not for this guard, by its method and the mark of an outer guard.
+
+        A source verifies every method that may change something, and also what a guard by header has let in. Otherwise
+        a forged event with that header would reach the app.
+        """
+        if self.options.source is not None:
+            return method.upper() in SAFE_METHODS or mark == self.mark
+        return method.upper() not in self.options.methods or str(mark).startswith(GUARDED)
 
     # Before the body is read
 
@@ -152,7 +166,7 @@ class HttpGuard:
         allowed = self.options.headers
         if self.options.redact is not None:
             try:
-                response = self.options.redact(response)
+                response = _check_redacted(self.options.redact(response), response.status)
             except Exception as error:  # noqa: BLE001 - the operation is done, whatever the function raises
                 self.counters.add("http.redact_failed")
                 log.error("http.redact_failed method=%s path=%s: %s", request.method, request.path,  # noqa: TRY400
@@ -161,8 +175,9 @@ class HttpGuard:
         size = sum(len(name) + len(value) for name, value in response.headers if may_keep(name, allowed))
         if size > HEADER_BYTES or len(response.body) > self.options.max_response_bytes:
             return self.pack_not_kept(response.status, TOO_LARGE)
+        packed = pack(response, allowed)
         self.counters.add("http.kept")
-        return pack(response, allowed)
+        return packed
 
     def pack_not_kept(self, status: int, why: str) -> list[Any]:
         """Return what the record of a response stores that is not kept. Raise Released if its status is not kept."""
@@ -222,6 +237,25 @@ _REJECTED: Final = {
     AttemptsExhausted: "attempts-exhausted",
 }
 """The problem of each error of a key that does not run."""
+
+
+def _check_redacted(response: object, status: int) -> Response:
+    """Return what `redact` returned. Raise TypeError if it is no response that can be replayed."""
+    if not isinstance(response, Response) or response.status != status or not isinstance(response.body, bytes):
+        raise TypeError("redact must return a Response of the same status, with a body of bytes")
+    if not all(isinstance(name, str) and isinstance(value, str) for name, value in response.headers):
+        raise TypeError("the headers that redact returns must be pairs of text")
+    return response
+
+
+def is_verified(raw: Any) -> bool:
+    """Return True if a webhook guard (`source=`) has verified this request.
+
+    Args:
+        raw: the `scope` of ASGI, the `environ` of WSGI, or the HttpRequest of Django.
+    """
+    places: list[Any] = [getattr(raw, "scope", raw), getattr(raw, "META", {})]
+    return any(str(place.get(MARK)).startswith(f"{GUARDED}:") for place in places if hasattr(place, "get"))
 
 
 def _mark_replayed(response: Response) -> Response:

@@ -14,7 +14,7 @@ from inspect import iscoroutinefunction
 from typing import Any, TypeVar, Unpack, cast, overload
 
 from asgiref.sync import iscoroutinefunction as is_marked_async
-from asgiref.sync import markcoroutinefunction
+from asgiref.sync import markcoroutinefunction, sync_to_async
 from django import conf
 from django.core.exceptions import RequestDataTooBig
 from django.db import connections, transaction
@@ -22,7 +22,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.module_loading import import_string
 
 from idemgate import Gate, InvalidArgument, default_gate
-from idemgate_http.core import GUARDED, MARK, STREAMED, Admission, HttpGuard
+from idemgate_http.core import MARK, STREAMED, Admission, HttpGuard
 from idemgate_http.options import ShieldOptions
 from idemgate_http.outliving import Outliving
 from idemgate_http.request import Headers, Request
@@ -127,14 +127,15 @@ class _DjangoGuard:
 
     async def run_async(self, request: HttpRequest, view: Callable[[], Awaitable[Any]]) -> Any:
         """Return the response to a request; see `run`."""
-        admission = self._admit(request)
+        # In a thread, because `caller` may read the user of the request from the database.
+        admission = None if self._passes(request) else await sync_to_async(self._admit)(request)
         if isinstance(admission, Admission):
             return await run_view_async(self._core, admission, _ADAPTER, view, self._outliving)
         return await view() if admission is None else admission
 
     def _admit(self, request: HttpRequest) -> Admission | HttpResponseBase | None:
         """Decide about a request: guard it, refuse it, or pass it on (None)."""
-        if request.method not in self._core.methods or _is_guarded(request):
+        if self._passes(request):
             return None
         selected = self._core.select(_read_request(request))
         if selected is None:
@@ -142,9 +143,14 @@ class _DjangoGuard:
         admission = selected if isinstance(selected, Response) else self._read_body(request, selected)
         if isinstance(admission, Response):
             return _ADAPTER.build(admission)
-        if admission is not None:
-            request.META[MARK] = GUARDED
+        request.META[MARK] = self._core.mark
         return admission
+
+    def _passes(self, request: HttpRequest) -> bool:
+        """Return True for a request that is not for this guard, or that one around it guards."""
+        scope: dict[str, Any] = getattr(request, "scope", {})
+        marks = (request.META.get(MARK), scope.get(MARK))
+        return any(self._core.passes(request.method or "", mark) for mark in marks)
 
     def _read_body(self, request: HttpRequest, selected: Any) -> Admission | Response | None:
         try:
@@ -152,12 +158,6 @@ class _DjangoGuard:
         except RequestDataTooBig:  # DATA_UPLOAD_MAX_MEMORY_SIZE
             return self._core.refuse("body-too-large")
         return self._core.admit(selected, body)
-
-
-def _is_guarded(request: HttpRequest) -> bool:
-    """Return whether a middleware around this one guards the request, in Django or around its ASGI or WSGI app."""
-    scope: dict[str, Any] = getattr(request, "scope", {})
-    return request.META.get(MARK) == GUARDED or scope.get(MARK) == GUARDED
 
 
 def _read_request(request: HttpRequest) -> Request:

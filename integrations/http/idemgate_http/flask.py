@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, Unpack
 import flask
 
 from idemgate import Gate
-from idemgate_http.core import GUARDED, MARK, STREAMED, HttpGuard
+from idemgate_http.core import MARK, STREAMED, HttpGuard
 from idemgate_http.options import HttpOptions
 from idemgate_http.response import Response
 from idemgate_http.views import run_view
@@ -52,7 +52,7 @@ def idempotent(
 def _run(core: HttpGuard, call: Callable[[], flask.Response]) -> flask.Response:
     """Return the response to the current request: refused, replayed, or that of the view."""
     request = flask.request
-    if request.method not in core.methods or request.environ.get(MARK) == GUARDED:
+    if core.passes(request.method, request.environ.get(MARK)):
         return call()
     selected = core.select(read_environ(request.environ))
     if selected is None:
@@ -60,9 +60,9 @@ def _run(core: HttpGuard, call: Callable[[], flask.Response]) -> flask.Response:
     admission = selected if isinstance(selected, Response) else core.admit(selected, request.get_data())
     if isinstance(admission, Response):
         return _ADAPTER.build(admission)
+    request.environ[MARK] = core.mark
     if admission is None:
         return call()
-    request.environ[MARK] = GUARDED
     return run_view(core, admission, _ADAPTER, call)
 
 

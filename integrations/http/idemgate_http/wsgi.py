@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Unpack, cast
 
 from idemgate import Gate
-from idemgate_http.core import GUARDED, MARK, STREAMED, TOO_LARGE, Admission, HttpGuard, Released
+from idemgate_http.core import MARK, STREAMED, TOO_LARGE, Admission, HttpGuard, Released
 from idemgate_http.options import HttpOptions
 from idemgate_http.request import Headers, Request
 from idemgate_http.response import Response
@@ -44,7 +44,7 @@ class IdempotencyKeyWSGI:
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handle one request. Other methods pass through."""
         core = self._core
-        if environ["REQUEST_METHOD"] not in core.methods or environ.get(MARK) == GUARDED:
+        if core.passes(environ["REQUEST_METHOD"], environ.get(MARK)):
             return self._app(environ, start_response)
         selected = core.select(read_environ(environ))
         if selected is None:
@@ -58,9 +58,9 @@ class IdempotencyKeyWSGI:
         if isinstance(admission, Response):
             return respond(start_response, admission)
         environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))
+        environ[MARK] = core.mark
         if admission is None:
             return self._app(environ, start_response)
-        environ[MARK] = GUARDED
         return self._guard(environ, start_response, admission)
 
     def _guard(self, environ: Environ, start_response: StartResponse, admission: Admission) -> Iterable[bytes]:
@@ -135,8 +135,10 @@ class _Call:
         most = self._core.options.max_response_bytes
         if length.isdecimal() and int(length) > most:
             return TOO_LARGE
-        is_event_stream = names.get("content-type", "").lower().startswith("text/event-stream")
-        if is_event_stream or not (length or hasattr(self._iterable, "__len__")):
+        if names.get("content-type", "").lower().startswith("text/event-stream"):
+            return STREAMED
+        has_body = self._status[:3] not in ("204", "304")
+        if has_body and not (length or hasattr(self._iterable, "__len__")):
             return STREAMED
         size = sum(map(len, self._parts))
         while size <= most:
@@ -197,7 +199,7 @@ def read_environ(environ: Environ) -> Request:
     query = environ.get("QUERY_STRING", "").encode("latin-1")
     names = [(name[5:].replace("_", "-"), value) for name, value in environ.items() if name.startswith("HTTP_")]
     names += [(name.replace("_", "-"), environ[name]) for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if name in environ]
-    return Request(environ["REQUEST_METHOD"], decoded, query, Headers(names), environ)
+    return Request(environ["REQUEST_METHOD"].upper(), decoded, query, Headers(names), environ)
 
 
 def read_body(environ: Environ, most: int) -> bytes | None:
