@@ -41,26 +41,36 @@ class Postgres:
         self._home = Path(tempfile.mkdtemp(prefix="idemgate-postgres-"))
         self._names = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
+        self._programs = programs
+        self._options: dict[str, Any] = {"cwd": self._home, "stderr": subprocess.STDOUT}
         try:
-            self._start(programs)
+            self._initialize()
+            self._start()
         except BaseException:
             self.stop()
             raise
 
-    def _start(self, programs: Path) -> None:
-        options: dict[str, Any] = {"cwd": self._home, "stderr": subprocess.STDOUT}
+    def _initialize(self) -> None:
         if os.geteuid() == 0:
             user = _unprivileged_user()
             os.chown(self._home, user.pw_uid, user.pw_gid)
-            options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        data, log = self._home / "data", self._home / "log"
+            self._options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        words = [
+            self._programs / "initdb", "-D", self._home / "data",
+            "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync",
+        ]  # fmt: skip
+        log = self._home / "log"
         with log.open("wb") as out:
-            words = ["-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync"]
-            initialized = subprocess.run([programs / "initdb", "-D", data, *words], stdout=out, check=False, **options)
-            assert initialized.returncode == 0, f"initdb failed: {log.read_text()}"
-            # No fsync: the tests kill clients, never this server.
-            words = ["-c", "listen_addresses=", "-c", "fsync=off", "-k", str(self._home)]
-            self._process = subprocess.Popen([programs / "postgres", "-D", data, *words], stdout=out, **options)
+            initialized = subprocess.run(words, stdout=out, check=False, **self._options)
+        assert initialized.returncode == 0, f"initdb failed: {log.read_text()}"
+
+    def _start(self) -> None:
+        # No fsync: the tests end clients and this server, never the machine.
+        words = ["-c", "listen_addresses=", "-c", "fsync=off", "-k", str(self._home)]
+        log = self._home / "log"
+        with log.open("ab") as out:
+            command = [self._programs / "postgres", "-D", self._home / "data", *words]
+            self._process = subprocess.Popen(command, stdout=out, **self._options)
         deadline = time.monotonic() + _ERROR_AFTER
         while not self._answers():
             assert self._process.poll() is None, f"PostgreSQL ended: {log.read_text()}"
@@ -84,12 +94,21 @@ class Postgres:
             connection.execute(f"CREATE DATABASE {name}")
         return self._url(name)
 
+    def restart(self) -> None:
+        """End the server without a checkpoint, and start it again. It recovers what was committed."""
+        self._end()
+        self._start()
+
     def stop(self) -> None:
         """Stop the server without a checkpoint, and remove its data."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGQUIT)
-            self._process.wait(30)
+            self._end()
         shutil.rmtree(self._home)
+
+    def _end(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(30)
 
 
 def _unprivileged_user() -> pwd.struct_passwd:

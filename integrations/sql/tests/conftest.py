@@ -79,9 +79,9 @@ async def inbox(flavour: Flavour) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the kills of SQLAlchemy and Django as slow. Each of their processes takes seconds."""
+    """Mark the kills and outages of SQLAlchemy and Django as slow. Each of their processes takes seconds."""
     for item in items:
-        if item.path.parent == Path(__file__).parent and "kills" in item.path.name:
+        if item.path.parent == Path(__file__).parent and item.path.stem.endswith(("_kills", "_outages")):
             name = getattr(item, "callspec", None) and item.callspec.params.get("flavour", "")  # type: ignore[attr-defined]
             if name and name.startswith(("sqlalchemy", "django")):
                 item.add_marker(pytest.mark.slow)
