@@ -99,16 +99,17 @@ def _begin(topic: TopicCalls, slots: int) -> Call[_BeginReply]:
             return _BeginReply(word, reply[2], reply[3], reply[4])
         return _BeginReply(word, b"", -1, reply[2] if word == "refused" else b"")
 
-    args = (stamp(topic.clock), topic.name, slots, token().hex(), *_required_commands(topic, slots))
+    args = (stamp(topic.clock), topic.name, slots, token().hex(), *_required_commands(topic))
     return call("reshard/begin", (keys.topics(topic.namespace),), args, read)
 
 
-def _required_commands(topic: TopicCalls, slots: int) -> Iterator[Arg]:
-    """Yield each command of the change with a key: of the registry, or of a slot.
+def _required_commands(topic: TopicCalls) -> Iterator[Arg]:
+    """Yield each command of a change with a key: of the registry, or of a slot.
 
-    PUBLISH is left out, because the change works without wake-up hints.
+    A deletion needs those of a change of the slot count, too, because a producer has all commands of `purge`. PUBLISH
+    is left out, because the change works without wake-up hints.
     """
-    moving = ("close", "reopen", *(("replies", "unload", "load") if slots else ("purge",)))
+    moving = ("close", "reopen", "replies", "unload", "load", "purge")
     for key, scripts in ((keys.topics(topic.namespace), ("begin", "finish")), (topic.keys(0)[0], moving)):
         for command in sorted({name for script in scripts for name in commands(f"reshard/{script}")} - {"PUBLISH"}):
             yield command
