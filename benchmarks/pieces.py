@@ -107,7 +107,7 @@ def _worked(gate: Gate, ask: Ask) -> Pieces:
     found, context = call.answer(reply).taken.deliveries, copy_context()
     assert len(found) == BATCH
     line: Any = None  # its worker's, of which a place is kept only
-    held = [InFlight(line, one, 0.0, 0.0) for one in found]
+    held = [InFlight(line, one, 0.0, 0.0, 0.0) for one in found]
 
     def handler(delivery: Delivery[Any]) -> None:
         pass
@@ -119,7 +119,7 @@ def _worked(gate: Gate, ask: Ask) -> Pieces:
         "of that: unpacking the reply (hiredis)": lambda: _read(heard),
         "making the deliveries": lambda: call.answer(reply),
         "that, and unpacking payloads, if handlers ask for them": lambda: _payloads(call.answer(reply)),
-        "noting that they are held": lambda: {InFlight(line, one, 0.0, 0.0) for one in found},
+        "noting that they are held": lambda: {InFlight(line, one, 0.0, 0.0, 0.0) for one in found},
         "calling the handler, in its own context": lambda: [
             context.copy().run(run_blocking_handler, build_judge(handler), one, "bench") for one in found
         ],

@@ -124,8 +124,8 @@ SCENES: dict[str, Method] = {
     "dead.delete limit": lambda topic, _: topic.dead.delete(limit=16),
 }
 LOCAL = {
-    "aio", "dead", "decode_forwarded", "every", "forward", "forward_targets", "handler", "name", "pack_trigger",
-    "policy", "unpack_trigger",
+    "aio", "dead", "decode_forwarded", "every", "forward", "forward_targets", "handler", "name", "namespace",
+    "pack_trigger", "policy", "unpack_trigger",
 }  # fmt: skip
 """They do not ask the server."""
 APART = {"trim_forwarded"}

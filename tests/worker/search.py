@@ -34,7 +34,7 @@ WORKS = ((1,), (2,), (1, 2))
 SCOPE = Scope(("k", "k"), ("ack",), ("forget",), attempts=3)
 SLOT = 15
 """Keys of a slot; behind them stand the records."""
-SNAPSHOT = search.SNAPSHOT.replace("zset(13) }", f'zset(13), redis.call("MGET", unpack(KEYS, {SLOT + 1})) }}')
+SNAPSHOT = search.SNAPSHOT.replace("zset(11) }", f'zset(11), redis.call("MGET", unpack(KEYS, {SLOT + 1})) }}')
 
 
 @dataclass(frozen=True)

@@ -370,8 +370,8 @@ ERRORS: list[BaseException] = [
     errors.NotDurable("text"), errors.OutcomeUnknown("k", 1, "s"), errors.Overloaded("text"),
     errors.PartialFailure([1]), errors.PolicyChanged("t", {}, {}), errors.ReplayedFailure("k", "ValueError", "text"),
     errors.ResultUnavailable("k", "why"), errors.Retry("text"), errors.ServerRejected("text"),
-    errors.StoreError("text"), errors.StoreUnavailable("text", "no"), errors.TopicInUse("t", "why"),
-    errors.UnexpectedData("key", "text"),
+    errors.SharedFailure("k", "ValueError", "text"), errors.StoreError("text"),
+    errors.StoreUnavailable("text", "no"), errors.TopicInUse("t", "why"), errors.UnexpectedData("key", "text"),
 ]  # fmt: skip
 """One error of each class of the library."""
 
