@@ -124,7 +124,7 @@ async def test_a_subscription_listens_from_its_confirmation_until_its_connection
 async def test_no_slot_waits_longer_for_a_poll_than_the_documented_bound(
     url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, slots: int, seconds: int
 ) -> None:
-    now = monotonic()
+    now = float(int(monotonic()))  # whole seconds: sums of others are rounded
     monkeypatch.setattr(module, "monotonic", lambda: now)
     gate = Gate(url, namespace=namespace)
     due = Poller(gate.topic("t", slots=slots))

@@ -37,7 +37,8 @@ def facts(record: logging.LogRecord, *names: str) -> tuple[Any, ...]:
     """Return fields of a record, after a check that its text has them, too."""
     found = tuple(getattr(record, name) for name in names)
     for name, value in zip(names, found, strict=True):
-        assert f"{name}={value!r}" in record.getMessage()
+        text = f"{value:g}" if isinstance(value, float) else repr(value)
+        assert f"{name}={text}" in record.getMessage()
     return found
 
 
