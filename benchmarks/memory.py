@@ -51,7 +51,12 @@ def _embedded(n: int) -> list[Row]:
         about = server.info("server")
         name = f"Valkey {about['valkey_version']}" if "valkey_version" in about else f"Redis {about['redis_version']}"
         with Gate(embedded.url, namespace="bench") as gate:
-            return [_grown(server, f"{who}; {name}", keep, n) for who, keep in _kinds(gate, server).items()]
+            kinds = _kinds(gate, server) | {
+                "idemgate, a pending message": lambda n: _pending(gate, server, n),
+                "its floor: a bare ZADD and HSET": lambda n: _bare_messages(server, n),
+                "idemgate, a message in flight": lambda n: _in_flight(gate, server, n),
+            }
+            return [_grown(server, f"{who}; {name}", keep, n) for who, keep in kinds.items()]
 
 
 def _kinds(gate: Gate, server: Any) -> dict[str, Callable[[int], object]]:
