@@ -50,7 +50,7 @@ class History:
     def run(
         self, key: str, token: int, attempt: int = 1, *, work: str = "", group: str = "", note: Any = None
     ) -> Generator[None]:
-        """Record an attempt from its start to its end. If its process is killed, record that with `gone`."""
+        """Record an attempt from its start to its end. If its process is killed, call `record_death`."""
         started = Event("start", key, token, attempt, _owner(), work, group, note)
         self.add(started)
         try:
@@ -68,7 +68,7 @@ class History:
         """Record that the store has confirmed a completion or an acknowledgement."""
         self.add(Event("done", key, token, work=work))
 
-    def gone(self, owner: str) -> None:
+    def record_death(self, owner: str) -> None:
         """Record that an owner died: its runs have ended."""
         self.add(Event("gone", owner=owner))
 

@@ -93,7 +93,7 @@ def test_a_recorder_tells_each_event_elsewhere_and_is_made_of_it_again() -> None
     with pytest.raises(KeyError), history.run("k", 7, 2, work="w", note=[1]):
         raise KeyError
     history.done("k", 7, work="w")
-    history.gone("nobody")
+    history.record_death("nobody")
     assert [json.loads(line)["what"] for line in lines] == ["start", "end", "done", "gone"]
     assert History.of(lines).events == history.events
     assert history.events[0].note == [1]
