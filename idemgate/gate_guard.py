@@ -30,6 +30,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
+_METHOD_KINDS: tuple[Any, ...] = (classmethod, staticmethod)
 
 
 class _Method(Protocol[S_contra, P, R_co]):
@@ -294,7 +295,7 @@ class GuardMethods:
             **options: the options of `once`.
 
         Returns:
-            A decorator for the function, sync or async.
+            A decorator for the function or method, sync or async.
 
         Raises:
             InvalidArgument: an option is invalid.
@@ -305,7 +306,9 @@ class GuardMethods:
             check_function(on_verdict, "on_verdict")
         checked = once_options(self.context.codec, "callback", scope, options)
 
-        def guard(func: Callable[..., Any]) -> Any:
+        def guard(func: Any) -> Any:
+            if type(func) in _METHOD_KINDS:
+                return type(func)(guard(func.__func__))
             guarded = decorate(self.context, checked, func, key, fingerprint, options)
             return wrap_callback(guarded, self.context.counters, failure, on_verdict)
 

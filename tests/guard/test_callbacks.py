@@ -73,6 +73,45 @@ def test_the_guard_raises_nothing_into_the_loop(gate: Gate, caplog: pytest.LogCa
     assert caplog.text.count("callback.failed") == 2
 
 
+async def test_methods_of_each_kind_can_be_callbacks(gate: Gate) -> None:
+    # Given callbacks that are methods, with the decorator above or below the one of the method
+    class Shop:
+        @gate.callback(key="{message}", scope="m")
+        def method(self, message: str) -> str:
+            return f"{type(self).__name__} {message}"
+
+        @gate.callback(key="{message}", scope="ca")
+        @classmethod
+        def above_class(cls, message: str) -> str:
+            return f"{cls.__name__} {message}"
+
+        @classmethod
+        @gate.callback(key="{message}", scope="cb")
+        def below_class(cls, message: str) -> str:
+            return f"{cls.__name__} {message}"
+
+        @gate.callback(key="{message}", scope="sa")
+        @staticmethod
+        def above_static(message: str) -> str:
+            return f"Shop {message}"
+
+        @gate.callback(key="{message}", scope="as")
+        @classmethod
+        async def above_async(cls, message: str) -> str:
+            return f"{cls.__name__} {message}"
+
+    # When each gets a message twice, called on the object or on its class
+    shop = Shop()
+    callbacks: list[Any] = [
+        shop.method, shop.above_class, Shop.above_class, shop.below_class, shop.above_static, Shop.above_static
+    ]  # fmt: skip
+    replies = [callback("m1") for callback in callbacks for _ in range(2)]
+    replies += [await shop.above_async("m1"), await Shop.above_async("m1")]
+    # Then the first copy ran, and the others got its result
+    assert replies == ["Shop m1"] * 14
+    assert counted(gate) == {"handled": 5, "duplicate": 9}
+
+
 @pytest.mark.parametrize("on_failure", ["raise", "log"])
 async def test_an_error_of_the_function_is_raised_or_logged(gate: Gate, caplog: Any, on_failure: Any) -> None:
     @gate.callback(key="{n}", scope="a", on_failure=on_failure)
