@@ -110,6 +110,7 @@ class Ticket(NamedTuple):
     trigger by the server's clock. `slots` is the number of slots to which the serial belongs.
     """
 
+    topic: str
     key: bytes
     route: bytes
     accepted_ms: int

@@ -10,6 +10,7 @@ from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.errors import DecodeError, DeliveryFailed, InvalidArgument, NoResult, ResultTimeout
 from idemgate.topics.messages import Receipt, Ticket
+from idemgate.topics.policy import Policy
 
 __all__ = ["NONE_RESULT", "ResultWait", "encode_result", "find_result"]
 
@@ -59,20 +60,23 @@ class ResultWait:
     """One wait of a caller for the result of its trigger.
 
     Raises:
-        InvalidArgument: `receipt` is no receipt, its topic stores no results, or the timeout is invalid.
+        InvalidArgument: `receipt` is no receipt of this topic, the topic stores no results, or the timeout is invalid.
         NoResult: the trigger was not accepted.
     """
 
-    __slots__ = ("_deadline", "_seconds", "_topic", "ticket")
+    __slots__ = ("_deadline", "_receipt", "_seconds", "_topic", "ticket")
 
     def __init__(self, topic: str, receipt: Receipt, timeout: Duration) -> None:
         if not isinstance(receipt, Receipt):
             raise InvalidArgument("receipt", receipt, "not a receipt", "Pass what trigger() returned")
         if receipt.ticket is None:
-            fix = 'Declare the topic with result_retention="10m"'
-            raise InvalidArgument("receipt", receipt, f"topic {topic!r} stores no results", fix)
+            raise _build_no_results_error(topic, receipt)
+        if receipt.ticket.topic != topic:
+            problem = f"a receipt of topic {receipt.ticket.topic!r}, not of {topic!r}"
+            raise InvalidArgument("receipt", receipt, problem, "Pass it to `result` of its topic")
         self.ticket = receipt.ticket
         self._topic = topic
+        self._receipt = receipt
         self._seconds = milliseconds(timeout, "timeout", zero=True) / 1000
         self._deadline = monotonic() + self._seconds
         if not receipt.accepted:
@@ -81,6 +85,11 @@ class ResultWait:
     @property
     def _key(self) -> str:
         return self.ticket.key.decode(errors="backslashreplace")
+
+    def check_retention(self, policy: Policy) -> None:
+        """Raise InvalidArgument if the stored topic keeps no results any more."""
+        if policy.result_retention is None:
+            raise _build_no_results_error(self._topic, self._receipt)
 
     def check_deadline(self) -> None:
         """Raise ResultTimeout if the wait is over."""
@@ -110,3 +119,8 @@ class ResultWait:
         if kind == b"n":
             raise NoResult(self._topic, self._key, f"its value was not stored: {text}")
         raise DecodeError(f"a result begins with {kind!r}, which this version does not know")
+
+
+def _build_no_results_error(topic: str, receipt: Receipt) -> InvalidArgument:
+    fix = 'Declare the topic with result_retention="10m"'
+    return InvalidArgument("receipt", receipt, f"topic {topic!r} stores no results", fix)

@@ -162,9 +162,10 @@ class Topic(BaseTopic[Sent, Delivered]):
             ResultTimeout: The delivery did not end in time. It may still run.
             DeliveryFailed: The message became a dead letter.
             NoResult: The trigger was not accepted or was cancelled, or the value could not be stored.
-            InvalidArgument: The topic stores no results.
+            InvalidArgument: The topic stores no results, or the receipt is of another topic.
         """
         wait = ResultWait(self.name, receipt, timeout)
+        wait.check_retention(self.open().policy)
         while (found := self.run(lambda calls: calls.result(wait.ticket))) is None:
             wait.check_deadline()
             channel = self.open().result_channel(wait.ticket)

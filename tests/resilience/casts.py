@@ -178,7 +178,7 @@ READS: dict[str, Callable[[Any], Call[Any]]] = {
     "policy": lambda on: stored_policy(on.gate.namespace, on.clock, "t"),
     "dead letters": lambda on: on.calls.dead(0, DeadFilter(), 10),
     "results": lambda on: (
-        on.gate.topic("r", result_retention="1h").open().result(Ticket(b"flying", b"flying", 1, 1, 0))
+        on.gate.topic("r", result_retention="1h").open().result(Ticket("r", b"flying", b"flying", 1, 1, 0))
     ),
 }
 

@@ -193,7 +193,7 @@ class Slot:
             "retell": resizing._list_replies(calls, 0, 0, b"0"),
             "purge look": resizing._purge(calls, 0, CHANGE, False),
             "purge": resizing._purge(calls, 0, CHANGE, True),
-        } | ({"results": calls.result(Ticket(b"k", b"k", 1, 1, 0))} if calls.result_keys(0) else {})  # fmt: skip
+        } | ({"results": calls.result(Ticket("t", b"k", b"k", 1, 1, 0))} if calls.result_keys(0) else {})  # fmt: skip
 
     def _audit(self, most: int) -> Call[Any]:
         return read_slot(OneSlot(self.rig.gate.namespace, self.topic.name, 0, 1), self.clock, most, 1 << 20)

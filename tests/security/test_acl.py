@@ -344,7 +344,7 @@ class Scene:
             calls.flush_slot(0),
             calls.peek("x"),
             results.cancel("k"),
-            results.result(Ticket(b"k", b"k", 1, 1, 0)),
+            results.result(Ticket("t", b"k", b"k", 1, 1, 0)),
             calls.dead(0, DeadFilter(), 10),
             calls.take_dead(0, "redrive", []),
             calls.take_dead(0, "delete", []),

@@ -97,6 +97,27 @@ async def test_a_lease_that_lapsed_too_often_is_a_failure(face: Any, clock: Cloc
         await topic.result(receipt, 0)
 
 
+async def test_a_receipt_of_another_topic_is_refused(face: Any) -> None:
+    # Given two topics with a delivery of the same key each, and one without results
+    prices = face.topic("prices", result_retention="10m")
+    reports = face.topic("reports", result_retention="10m")
+    plain = face.topic("plain")
+    receipt = await prices.trigger("k", 1)
+    await reports.trigger("k", 2)
+    await reports.ack(await _take(reports), result="of reports")
+    # When a caller passes the receipt to another topic, then no result of that topic is returned
+    for other in (reports, plain):
+        with pytest.raises(InvalidArgument, match="a receipt of topic 'prices'"):
+            await other.result(receipt, 0)
+
+
+async def test_a_topic_that_stores_no_results_any_more_refuses_a_receipt(face: Any) -> None:
+    receipt = await face.topic("t", result_retention="10m").trigger("k", 1)
+    redefined = face.topic("t", redefine=True)
+    with pytest.raises(InvalidArgument, match="topic 't' stores no results"):
+        await redefined.result(receipt, 0)
+
+
 async def test_a_cancelled_trigger_has_no_result(face: Any, clock: Clock) -> None:
     topic = face.topic("t", result_retention="10m", backoff="1s")
     receipt = await topic.trigger("k", 1)

@@ -131,7 +131,7 @@ class TriggerCalls(BaseCalls):
         receipts = _read_codes(reply[1], codes[:done])
         if self._serials:
             for receipt, (key, _, _, route) in zip(receipts, triggers, strict=False):
-                receipt.ticket = Ticket(key, route, reply[1], self.policy.slots, reply[2])
+                receipt.ticket = Ticket(self.name, key, route, reply[1], self.policy.slots, reply[2])
         if done == len(codes):
             return receipts
         rest = split_batches(list(triggers[done:]), _size, next_batch_size(done))
