@@ -25,6 +25,7 @@ from idemgate.membership.member import Membership
 
 __all__ = ["add_to", "find_gate", "gate_at"]
 
+log = logging.getLogger("idemgate.worker")
 DESCRIPTION = """\
 Run the handlers of a gate's topics, and its subscribers, until SIGTERM or Ctrl-C.
 The first signal lets running handlers finish, for --grace; a second one does not wait. Unfinished messages are
@@ -141,6 +142,7 @@ def _names_of(gates: Sequence[Gate], modules: Sequence[ModuleType]) -> set[str]:
 def load_package(name: str) -> list[ModuleType]:
     """Import a package and all modules below it, in the order of their names. Return them.
 
+    Folders without `__init__.py` may hold scripts, so they are skipped, with a warning for each that holds modules.
     Errors that a module raises while it is imported pass through.
 
     Raises:
@@ -149,7 +151,24 @@ def load_package(name: str) -> list[ModuleType]:
     package = load_module("--scan", name, name)
     names = sorted(entry.name for entry in walk_packages(getattr(package, "__path__", []), f"{name}."))
     programs = [name for name in names if name.endswith(".__main__")]  # importing one would run it
-    return [package, *(importlib.import_module(name) for name in names if name not in programs)]
+    modules = [package, *(importlib.import_module(name) for name in names if name not in programs)]
+    for folder in _find_skipped_folders(modules):
+        log.warning(
+            "run.folder_skipped folder=%r: it has no __init__.py, so --scan did not import its modules", folder,
+            extra={"folder": folder},
+        )  # fmt: skip
+    return modules
+
+
+def _find_skipped_folders(modules: Sequence[ModuleType]) -> list[str]:
+    """Return the folders of scanned packages that hold modules and have no `__init__.py`."""
+    packages = {Path(path) for module in modules for path in getattr(module, "__path__", [])}
+    folders = [folder for package in packages if package.is_dir() for folder in package.iterdir()]
+    return sorted(
+        str(folder)
+        for folder in folders
+        if folder.name.isidentifier() and not (folder / "__init__.py").exists() and any(folder.glob("*.py"))
+    )
 
 
 def load_module(argument: str, target: str, name: str) -> ModuleType:

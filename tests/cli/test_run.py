@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -287,6 +288,21 @@ def test_listeners_of_a_package_are_found_for_the_default_gate(
     worker.read_until("reindexed a")
     worker.process.send_signal(signal.SIGTERM)
     assert worker.end()[0] == 0
+
+
+def test_a_scan_names_the_folders_that_it_skips(scanned: None, tmp_path: Path) -> None:
+    # Given folders with a module and without __init__.py, one inside a sub-package, and folders without modules
+    for folder in ("scripts", "listeners/deep", "static", "templates.d"):
+        (tmp_path / "shopapp" / folder).mkdir()
+    for module in ("scripts/once.py", "listeners/deep/orders.py", "templates.d/page.py"):
+        (tmp_path / "shopapp" / module).write_text("raise SystemExit('a scan imported it')\n")
+    # When the package is scanned
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    program += "from idemgate.cli.run import find_gate; find_gate(None, ['shopapp'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    # Then the modules are not imported, and a warning names their folders
+    folders = [line.partition("folder=")[2].partition(":")[0] for line in done.stderr.splitlines()]
+    assert folders == [repr(str(tmp_path / "shopapp/listeners/deep")), repr(str(tmp_path / "shopapp/scripts"))]
 
 
 def test_a_module_with_one_gate_needs_no_name(start: Any, shop: str, theirs: Any) -> None:
