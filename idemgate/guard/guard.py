@@ -142,9 +142,9 @@ class AioGuard(_BaseGuard):
     ) -> Verdict[R]:
         """Run an async handler once per key; see `Guard.run`.
 
-        `keep` may be a coroutine function, which runs in a task; a plain function runs in a thread. If the caller is
-        cancelled, the claim is released and CancelledError is raised. A handler that returns no awaitable has run: its
-        message is "rejected", so that the effect is not repeated.
+        `keep` may be a coroutine function, which runs in a task. A plain function runs in a thread. If it returns an
+        awaitable, that is awaited. If the caller is cancelled, the claim is released and CancelledError is raised. A
+        handler that returns no awaitable has run: its message is "rejected", so that the effect is not repeated.
         """
         handler = _check_async(handler)
         if keep is not None:

@@ -10,7 +10,7 @@ from threading import Event, Thread
 
 from idemgate.core.counters import Counters
 from idemgate.core.failure import message_of
-from idemgate.core.validation import is_async
+from idemgate.core.validation import call_blocking, is_async
 
 __all__ = ["Keep", "keep_message", "keep_message_async"]
 
@@ -27,7 +27,7 @@ def keep_message(keep: Callable[[float], object], lease: float, counters: Counte
     def loop() -> None:
         while not stop.wait(lease / 3):
             try:
-                keep(lease)
+                call_blocking(keep, (lease,), {})
             except Exception as error:  # noqa: BLE001 - the handler goes on; its lease is renewed all the same
                 if not stop.is_set():
                     _report(counters, error)
@@ -48,7 +48,9 @@ async def keep_message_async(keep: Keep, lease: float, counters: Counters) -> As
         while True:
             await asyncio.sleep(lease / 3)
             try:
-                await keep(lease) if is_async(keep) else await asyncio.to_thread(keep, lease)  # type: ignore[misc]
+                called = keep(lease) if is_async(keep) else await asyncio.to_thread(keep, lease)
+                if isinstance(called, Awaitable):  # also of a lambda around a coroutine function
+                    await called
             except Exception as error:  # noqa: BLE001 - the handler goes on; its lease is renewed all the same
                 _report(counters, error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any, get_args
 from uuid import UUID
 
@@ -368,6 +369,36 @@ async def test_keep_may_be_a_coroutine_function(gate: Gate) -> None:
 
     verdict = await gate.guard("orders", lease="60ms").aio.run("k", kept.wait, keep=keep)
     assert verdict.value is True
+
+
+async def test_keep_may_be_a_lambda_around_a_coroutine_function(gate: Gate) -> None:
+    # Given a client of a broker whose method is async, and a lambda that drops the seconds
+    kept = asyncio.Event()
+
+    async def extend() -> None:
+        kept.set()
+
+    # When the handler runs, then the coroutine of the lambda runs, too
+    async def handler() -> bool:
+        return await asyncio.wait_for(kept.wait(), 30)
+
+    verdict = await gate.guard("orders", lease="60ms").aio.run("k", handler, keep=lambda _: extend())
+    assert (verdict.value, gate.counters["once.keep_failed"]) == (True, 0)
+
+
+def test_a_coroutine_that_keep_returns_to_a_blocking_run_is_counted_as_its_failure(
+    gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def extend() -> None: ...
+
+    def handler() -> None:
+        deadline = time.monotonic() + 30
+        while not gate.counters["once.keep_failed"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    assert gate.guard("orders", lease="60ms").run("k", handler, keep=lambda _: extend()).outcome == "handled"
+    assert "a plain function returned its coroutine" in caplog.text
 
 
 def test_a_blocking_run_refuses_a_coroutine_function_as_keep(gate: Gate) -> None:
