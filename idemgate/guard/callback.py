@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from idemgate.core.counters import Counters
 from idemgate.core.scopes import qualified_name
-from idemgate.core.validation import is_async
+from idemgate.core.validation import call_blocking, is_async
 from idemgate.core.verdict import Verdict
 from idemgate.errors import InvalidArgument
 from idemgate.guard.decorator import build_judge, build_judge_async
@@ -61,7 +61,7 @@ def wrap_callback(
         verdict = judge(*args, **kwargs)
         counters.add(f"callback.{verdict.outcome}")
         if on_verdict is not None:
-            on_verdict(verdict, *args, **kwargs)
+            call_blocking(on_verdict, (verdict, *args), kwargs)
         return finish(verdict)
 
     return callback

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from idemgate.core.keys import text_of
+from idemgate.core.validation import call_blocking
 from idemgate.core.verdict import Outcome, Verdict, verdict_of
 from idemgate.guard.attempt import ClaimAttempt, DuplicateResult, OnReplay
 from idemgate.store.context import Context
@@ -63,7 +64,7 @@ def report_replay(context: Context, hook: OnReplay, attempt: ClaimAttempt, dupli
         return
     key = text_of(attempt.key)
     try:
-        hook(key, _judge_duplicate(attempt, duplicate.value, duplicate.error))
+        call_blocking(hook, (key, _judge_duplicate(attempt, duplicate.value, duplicate.error)), {})
     except Exception as error:  # noqa: BLE001 - the hook must not change what the caller gets
         record_hook_failure(context, attempt, "on_replay", error)
 

@@ -146,6 +146,18 @@ async def test_a_store_that_is_away_is_logged(tmp_path: Any, caplog: pytest.LogC
     assert "StoreUnavailable" in caplog.text
 
 
+def test_a_settlement_that_is_not_awaited_is_an_error(gate: Gate) -> None:
+    # Given a blocking callback whose `on_verdict` returns a coroutine that nothing awaits
+    async def settle() -> None: ...
+
+    @gate.callback(key="{n}", scope="s", on_verdict=lambda *_: settle())
+    def handle(n: int) -> None: ...
+
+    # When a message arrives, then the caller learns that it is not settled
+    with pytest.raises(InvalidArgument, match="a plain function returned its coroutine"):
+        handle(1)
+
+
 def test_options_are_checked_at_decoration(gate: Gate) -> None:
     with pytest.raises(InvalidArgument, match="on_failure"):
         gate.callback(key="{n}", on_failure="ignore")  # type: ignore[arg-type]

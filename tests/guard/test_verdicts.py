@@ -321,6 +321,14 @@ async def test_an_error_of_on_replay_is_counted_and_not_raised(face: Any) -> Non
     assert face.gate.counters["once.hook_failed"] == 1
 
 
+async def test_a_coroutine_that_on_replay_returns_is_counted_as_its_failure(face: Any) -> None:
+    async def notify() -> None: ...
+
+    guard = face.guard("orders", on_replay=lambda *_: notify())
+    assert [(await guard.run("k", lambda: "done")).value for _ in range(2)] == ["done", "done"]
+    assert face.gate.counters["once.hook_failed"] == 1
+
+
 def test_on_replay_must_be_a_plain_function(gate: Gate) -> None:
     async def hook(key: str, verdict: Any) -> None: ...
 
