@@ -82,6 +82,8 @@ class SubscriberMethods:
             InvalidArgument: an option is invalid.
         """
 
+        _check_parentheses("subscribe", channel)
+
         def register(func: MessageCallback) -> MessageCallback:
             from idemgate.subscribers import Channel
 
@@ -186,6 +188,8 @@ class SubscriberMethods:
             InvalidArgument: an option is invalid, or the name has a closing brace and no hash tag.
         """
 
+        _check_parentheses("list", name)
+
         def register(func: ListCallback) -> ListCallback:
             from idemgate.subscribers import ListQueue
 
@@ -251,6 +255,13 @@ class SubscriberMethods:
         )  # fmt: skip
         self.subscribers.append(expiry)
         return expiry
+
+
+def _check_parentheses(method: str, name: object) -> None:
+    """Raise InvalidArgument if a function is in the place of the name: it would never be registered."""
+    if callable(name):
+        fix = f'Write @gate.{method}("name") above it'
+        raise InvalidArgument(method, getattr(name, "__qualname__", name), "a function in the place of a name", fix)
 
 
 def _accepts_stop(run: Any) -> bool:

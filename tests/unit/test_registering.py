@@ -70,6 +70,12 @@ def test_a_function_that_takes_one_argument_is_accepted(gate: Gate, func: Any) -
         register(func)
 
 
+@pytest.mark.parametrize("method", ["subscribe", "list", "stream", "on_expired"])
+def test_a_decorator_without_its_parentheses_is_refused_at_decoration(gate: Gate, method: str) -> None:
+    with pytest.raises((TypeError, InvalidArgument)):
+        getattr(gate, method)(lambda message: None)
+
+
 def test_a_guarded_function_is_checked_by_its_own_parameters(gate: Gate) -> None:
     with pytest.raises(InvalidArgument, match="cannot be called with"):
         gate.topic("t").handler(gate.once(key="{a}:{b}", scope="s")(lambda a, b: None))
