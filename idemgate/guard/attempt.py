@@ -1,6 +1,6 @@
 """One guarded call as a pure state machine: it builds requests and interprets replies.
 
-The drivers in `decorator` and `claim` send the requests.
+`driver`, `claim`, `batch` and `run_many` send the requests.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class AioExecution:
         self._execution = execution
 
     async def checkpoint(self, data: object) -> bool:
-        """Store a note for the next attempt; see `Execution.checkpoint`."""
+        """Store data for the next attempt; see `Execution.checkpoint`."""
         context, call = self._execution._checkpoint(data)
         return self._execution._record_reply(await context.aio_link.run(call))
 
