@@ -177,7 +177,7 @@ def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOpt
         check_scope(scope)
     if (retry := options.get("retry")) is not None:
         _check_retry(retry)
-    at_most_once = options.get("at_most_once", False)
+    at_most_once, shadow = (_check_switch(name, options.get(name, False)) for name in ("at_most_once", "shadow"))
     if at_most_once:
         _check_at_most_once(options)
     if (sink := options.get("sink")) is not None:
@@ -199,7 +199,7 @@ def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOpt
         at_most_once=at_most_once,
         max_run=0 if (max_run := options.get("max_run")) is None else milliseconds(max_run, "max_run"),
         wait=milliseconds(options.get("wait", "30s"), "wait"),
-        shadow=options.get("shadow", False),
+        shadow=shadow,
         codec=codec if max_result_bytes is None else _result_codec(max_result_bytes),
         returns=None,
         sink=sink,
@@ -311,6 +311,13 @@ def _check_at_most_once(options: GuardOptions) -> None:
             )
     if (on_done := options.get("on_done")) == "replay":
         raise InvalidArgument("on_done", on_done, "at_most_once stores no result to replay", "Use 'skip' or 'raise'")
+
+
+def _check_switch(name: str, value: object) -> bool:
+    """Return a switch. Raise InvalidArgument if it is no bool: the text "false" of a setting would turn it on."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(name, value, "not a bool", "Pass True or False")
+    return value
 
 
 def _check_hook(hook: OnReplay | None) -> OnReplay | None:

@@ -586,6 +586,13 @@ def test_key_for_refuses_an_empty_step(gate: Gate) -> None:
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["shadow", "at_most_once"])
+@pytest.mark.parametrize("value", ["false", 0, None])
+def test_a_switch_that_is_no_bool_is_refused(gate: Gate, name: Any, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name}=.*not a bool"):
+        gate.guard("orders", **{name: value})
+
+
 def test_a_guard_refuses_unknown_and_invalid_options(gate: Gate) -> None:
     with pytest.raises(TypeError, match="unexpected keyword"):
         gate.guard("orders", key="x")  # type: ignore[call-arg]
