@@ -77,7 +77,8 @@ class IdempotencyKey:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the app unguarded. A dependency of it may need the header all the same."""
-        scope[MARK] = PASSED  # not in a copy: outer middleware reads the route that a router adds
+        # Not in a copy: outer middleware reads the route that a router adds. The mark of an outer guard stays.
+        scope.setdefault(MARK, PASSED)
         try:
             await self._app(scope, receive, send)
         except RequiredKeyMissing:

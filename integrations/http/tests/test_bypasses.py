@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from idemgate_http import IdempotencyKey, Response, is_verified
 from idemgate_http.asgi import read_scope
 from idemgate_http.flask import idempotent
-from idemgate_http.webhooks import Stripe
+from idemgate_http.webhooks import GitHub, Stripe
 from idemgate_http.wsgi import IdempotencyKeyWSGI
 
 from idemgate import Gate
@@ -166,3 +166,27 @@ def test_the_path_has_the_prefix_of_a_mounted_app(root: str, path: str, whole: s
     scope = {"type": "http", "method": "post", "root_path": root, "path": path, "headers": []}
     request = read_scope(scope)
     assert (request.path, request.method) == (whole, "POST")
+
+
+async def test_the_webhook_guards_of_two_providers_verify_the_events_of_their_own_paths(gate: Gate) -> None:
+    # Given an app with a guard for each of two providers
+    ran: list[bool] = []
+    app = FastAPI()
+    for source in (GitHub(SECRET), Stripe(SECRET)):
+        path = f"/hooks/{source.name}"
+        app.add_middleware(
+            IdempotencyKey, gate=gate, source=source, applies_to=lambda request, path=path: request.path == path
+        )
+
+    @app.post("/hooks/{name}")
+    async def hook(name: str, request: Request) -> None:
+        ran.append(is_verified(request.scope))
+
+    # When each provider sends its signed event, and an event comes by another path
+    github = {"X-Hub-Signature-256": f"sha256={hmac.new(SECRET.encode(), EVENT.encode(), 'sha256').hexdigest()}"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
+        await client.post("/hooks/github", content=EVENT, headers=github | {"X-GitHub-Delivery": "d1"})
+        await client.post("/hooks/stripe", content=EVENT, headers=sign(EVENT))
+        await client.post("/hooks/other", content=EVENT, headers=sign(EVENT))
+    # Then the view sees which ones were verified
+    assert ran == [True, True, False]
