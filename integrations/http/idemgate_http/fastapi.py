@@ -25,13 +25,13 @@ def _check_middleware(request: Request) -> None:
     It runs before FastAPI validates the header and the body, because it is a dependency of `require_key`.
     """
     passed = request.scope.get(MARK)
-    if passed is None:
-        raise RuntimeError(
-            f"{request.method} {request.url.path} depends on require_key, but no IdempotencyKey guards it. Add the "
-            "middleware to the app, with this method in its `methods`"
-        )
     if passed == PASSED and HEADER not in request.headers:
         raise RequiredKeyMissing
+    if passed is None or passed == PASSED:
+        raise RuntimeError(
+            f"{request.method} {request.url.path} depends on require_key, but no IdempotencyKey guards it. Add the "
+            "middleware to the app, with this method in its `methods` and this path in its `applies_to`"
+        )
 
 
 def require_key(

@@ -116,3 +116,15 @@ async def test_a_route_that_no_middleware_guards_fails(gate: Gate) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
         with pytest.raises(RuntimeError, match="PUT /unguarded depends on require_key, but no IdempotencyKey guards"):
             await client.put("/unguarded", headers={"idempotency-key": "k"})
+
+
+async def test_a_route_on_a_path_to_which_the_middleware_does_not_apply_fails(gate: Gate) -> None:
+    # Given a middleware that does not apply to a route that requires the header
+    events: list[Any] = []
+    app = build(gate, events, applies_to=lambda request: request.path != "/payments")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
+        # When a request has the header
+        with pytest.raises(RuntimeError, match="POST /payments depends on require_key, but no IdempotencyKey guards"):
+            await client.post("/payments", json={"amount": 5}, headers={"idempotency-key": "k", "x-account": "a"})
+    # Then it does not run unguarded
+    assert events == []
