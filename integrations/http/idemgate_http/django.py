@@ -18,7 +18,7 @@ from asgiref.sync import markcoroutinefunction, sync_to_async
 from django import conf
 from django.core.exceptions import RequestDataTooBig
 from django.db import connections, transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, RawPostDataException
 from django.utils.module_loading import import_string
 
 from idemgate import Gate, InvalidArgument, default_gate
@@ -27,7 +27,7 @@ from idemgate_http.options import ShieldOptions
 from idemgate_http.outliving import Outliving
 from idemgate_http.request import Headers, Request
 from idemgate_http.response import Response
-from idemgate_http.views import run_view, run_view_async
+from idemgate_http.views import pack_form, run_view, run_view_async
 
 __all__ = ["IdempotencyKeyMiddleware", "idempotent"]
 
@@ -157,6 +157,10 @@ class _DjangoGuard:
             body = request.body
         except RequestDataTooBig:  # DATA_UPLOAD_MAX_MEMORY_SIZE
             return self._core.refuse("body-too-large")
+        except RawPostDataException:  # CsrfViewMiddleware and others parse a multipart form before a decorated view
+            if not request.POST and not request.FILES:
+                raise
+            body = pack_form(request.POST, request.FILES)
         return self._core.admit(selected, body)
 
 

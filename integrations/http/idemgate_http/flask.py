@@ -12,7 +12,7 @@ from idemgate import Gate
 from idemgate_http.core import MARK, STREAMED, HttpGuard
 from idemgate_http.options import HttpOptions
 from idemgate_http.response import Response
-from idemgate_http.views import run_view
+from idemgate_http.views import pack_form, run_view
 from idemgate_http.wsgi import read_environ
 
 __all__ = ["idempotent"]
@@ -57,13 +57,30 @@ def _run(core: HttpGuard, call: Callable[[], flask.Response]) -> flask.Response:
     selected = core.select(read_environ(request.environ))
     if selected is None:
         return call()
-    admission = selected if isinstance(selected, Response) else core.admit(selected, request.get_data())
+    admission = selected if isinstance(selected, Response) else core.admit(selected, _read_body(request))
     if isinstance(admission, Response):
         return _ADAPTER.build(admission)
     request.environ[MARK] = core.mark
     if admission is None:
         return call()
     return run_view(core, admission, _ADAPTER, call)
+
+
+def _read_body(request: flask.Request) -> bytes:
+    """Return the body, or the form if something before the view has parsed it: then Flask has no body any more.
+
+    Raises:
+        RuntimeError: something before the view has read the stream.
+    """
+    if body := request.get_data():
+        return body
+    if request.form or request.files:
+        return pack_form(request.form, request.files)
+    if request.content_length:
+        raise RuntimeError(
+            f"the body of {request.method} {request.path} was read before the guard. Read it with request.get_data()"
+        )
+    return b""
 
 
 class _FlaskAdapter:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
+from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar
 
 from idemgate import Verdict
@@ -11,7 +13,7 @@ from idemgate_http.core import Admission, HttpGuard, Released
 from idemgate_http.outliving import Outliving
 from idemgate_http.response import Response
 
-__all__ = ["Adapter", "run_view", "run_view_async"]
+__all__ = ["Adapter", "pack_form", "run_view", "run_view_async"]
 
 R = TypeVar("R")
 
@@ -73,6 +75,22 @@ class _ViewRun(Generic[R]):
         if self._error is not None:
             raise self._error
         return self._response[0]
+
+
+def pack_form(form: Any, files: Any) -> bytes:
+    """Return a form that was parsed before the guard as bytes, in the place of its body.
+
+    Args:
+        form: the fields, as a multi-value dict of Django or Werkzeug.
+        files: the uploaded files, as such a dict. They are rewound.
+    """
+    digests: list[tuple[str, str, str]] = []
+    for name, uploads in files.lists():
+        for upload in uploads:
+            digest = blake2b(upload.read()).hexdigest()
+            upload.seek(0)
+            digests.append((name, getattr(upload, "filename", upload.name), digest))
+    return json.dumps([list(form.lists()), digests]).encode()
 
 
 def run_view(core: HttpGuard, admission: Admission, adapter: Adapter[R], view: Callable[[], R]) -> R:

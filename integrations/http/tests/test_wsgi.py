@@ -331,3 +331,47 @@ def test_a_whole_app_of_flask(mount: Callable[..., Any], gate: Gate) -> None:
     assert "set-cookie" not in second.headers
     assert len(events) == 1
     assert [client.post("s", "/stream").status_code for _ in range(2)] == [200, 409]
+
+
+@pytest.mark.parametrize("multipart", [False, True])
+def test_a_form_of_flask_that_was_read_before_the_guard_has_a_fingerprint(gate: Gate, multipart: bool) -> None:
+    """Extensions for CSRF read the form in `before_request`. Then Flask has no bytes of the body any more."""
+    # Given an app that reads the form before the decorated view
+    app, events = flask.Flask("shop"), list[Any]()
+
+    @app.before_request
+    def check_token() -> None:
+        assert flask.request.form["token"] == "t"
+
+    @app.post("/pay")
+    @idempotent(gate, **OPTIONS)
+    def pay() -> Any:
+        events.append((flask.request.form["amount"], [file.read() for file in flask.request.files.values()]))
+        return {"n": len(events)}, 201
+
+    def post(amount: str, file: bytes = b"f") -> int:
+        data = {"amount": amount, "token": "t"} | ({"file": (io.BytesIO(file), "f.txt")} if multipart else {})
+        return app.test_client().post("/pay", data=data, headers={"Idempotency-Key": "k"}).status_code
+
+    # When the form is sent, sent again, and sent with another amount or file under its key
+    assert [post("5"), post("5"), post("500")] == [201, 201, 422]
+    assert not multipart or post("5", b"g") == 422
+    # Then the view ran once, with the whole form
+    assert events == [("5", [b"f"] if multipart else [])]
+
+
+def test_a_body_of_flask_that_was_read_as_a_stream_before_the_guard_is_an_error(gate: Gate) -> None:
+    app = flask.Flask("shop")
+    app.testing = True
+
+    @app.before_request
+    def read() -> None:
+        flask.request.stream.read()
+
+    @app.post("/pay")
+    @idempotent(gate, **OPTIONS)
+    def pay() -> Any:
+        raise AssertionError("without its body")
+
+    with pytest.raises(RuntimeError, match="the body of POST /pay was read before the guard"):
+        app.test_client().post("/pay", data=b"5", headers={"Idempotency-Key": "k"})
