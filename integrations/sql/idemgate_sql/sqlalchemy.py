@@ -110,7 +110,7 @@ class Inbox(BaseInbox[Connection]):
         connection = self.connection()
         if (session := self._sessions.get(connection)) is None:
             session = self._sessions[connection] = Session(connection, join_transaction_mode="rollback_only")
-            event.listen(session, "before_commit", _refuse)
+            event.listen(session, "before_commit", _refuse_commit_of_session)
         return session
 
     def apply(self, entry: SinkEntry, work: Any) -> StoredResult | None:
@@ -153,7 +153,7 @@ class AsyncInbox(BaseAioInbox[AsyncConnection]):
         connection = self.connection()
         if (session := self._sessions.get(connection)) is None:
             session = self._sessions[connection] = AsyncSession(connection, join_transaction_mode="rollback_only")
-            event.listen(session.sync_session, "before_commit", _refuse)
+            event.listen(session.sync_session, "before_commit", _refuse_commit_of_session)
         return session
 
     async def apply(self, entry: SinkEntry, work: Any) -> StoredResult | None:
@@ -183,6 +183,12 @@ class _CommitRefused(Exception):
 
 def _refuse(_: object) -> None:
     raise _CommitRefused
+
+
+def _refuse_commit_of_session(session: Session) -> None:
+    """Refuse the commit of a session, but not the end of its savepoint."""
+    if not session.in_nested_transaction():
+        raise _CommitRefused
 
 
 @contextmanager

@@ -83,6 +83,51 @@ async def test_a_commit_is_refused(gate: Gate, shop: SQLAlchemy, what: str) -> N
     assert (shop.credits(), shop.rows()) == ([], [])
 
 
+async def test_savepoints_of_a_session_work(gate: Gate, shop: SQLAlchemy) -> None:
+    inbox = await shop.create()
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str) -> str:
+        session = inbox.session()
+        with session.begin_nested():
+            session.add(Effect(key=key))
+        with pytest.raises(ZeroDivisionError), session.begin_nested():
+            session.add(Effect(key="undone"))
+            raise ZeroDivisionError
+        return key
+
+    assert [pay("p1"), pay("p1")] == ["p1", "p1"]
+    assert shop.credits() == ["p1"]
+
+
+async def test_savepoints_of_an_async_session_work(gate: Gate, postgres_url: str) -> None:
+    shop = AsyncSQLAlchemy(postgres_url)
+    inbox = await shop.create()
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    async def pay(key: str) -> str:
+        async with inbox.session().begin_nested():
+            inbox.session().add(Effect(key=key))
+        return key
+
+    assert [await pay("p1"), await pay("p1")] == ["p1", "p1"]
+    assert shop.credits() == ["p1"]
+
+
+async def test_a_commit_inside_a_savepoint_is_refused(gate: Gate, shop: SQLAlchemy) -> None:
+    inbox = await shop.create()
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str) -> None:
+        inbox.session().begin_nested()
+        inbox.session().add(Effect(key=key))
+        inbox.session().commit()
+
+    with pytest.raises(EndedByHandler):
+        pay("p1")
+    assert (shop.credits(), shop.rows()) == ([], [])
+
+
 async def test_a_failed_flush_rolls_back(gate: Gate, shop: SQLAlchemy) -> None:
     inbox = await shop.create()
     shop.look("ALTER TABLE effects ADD PRIMARY KEY (key)")
