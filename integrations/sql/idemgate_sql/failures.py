@@ -9,12 +9,14 @@ __all__ = ["ends_transaction", "is_lock_timeout", "is_missing_table"]
 
 _LOCK_NOT_AVAILABLE = "55P03"
 _UNDEFINED_TABLE = "42P01"
+_CODES = ("sqlstate", "pgcode")
+"""The attribute of the SQLSTATE in psycopg 3 and asyncpg, and in psycopg2."""
 
 
 def is_lock_timeout(error: BaseException) -> bool:
     """Return True if a statement waited for a lock until its time-out."""
     return any(
-        getattr(one, "sqlstate", None) == _LOCK_NOT_AVAILABLE
+        _has_code(one, _LOCK_NOT_AVAILABLE)
         or (isinstance(one, sqlite3.OperationalError) and one.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY)
         for one in _unwrap(error)
     )
@@ -23,7 +25,7 @@ def is_lock_timeout(error: BaseException) -> bool:
 def is_missing_table(error: BaseException) -> bool:
     """Return True if a statement named a table that does not exist."""
     return any(
-        getattr(one, "sqlstate", None) == _UNDEFINED_TABLE
+        _has_code(one, _UNDEFINED_TABLE)
         or (isinstance(one, sqlite3.OperationalError) and str(one).startswith("no such table"))
         for one in _unwrap(error)
     )
@@ -32,6 +34,10 @@ def is_missing_table(error: BaseException) -> bool:
 def ends_transaction(error: BaseException) -> bool:
     """Return True if SQLite refused a COMMIT or ROLLBACK (`refuse_ends`)."""
     return any(getattr(one, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH for one in _unwrap(error))
+
+
+def _has_code(error: BaseException, code: str) -> bool:
+    return any(getattr(error, name, None) == code for name in _CODES)
 
 
 def _unwrap(error: BaseException | None) -> Iterator[BaseException]:

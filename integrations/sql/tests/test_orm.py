@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from idemgate_sql import sqlalchemy as inboxes
-from idemgate_sql.errors import ConnectionInUse, EndedByHandler
-from sqlalchemy import create_engine
+from idemgate_sql.errors import ConnectionInUse, EndedByHandler, RowLocked
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -140,6 +140,64 @@ async def test_a_failed_flush_rolls_back(gate: Gate, shop: SQLAlchemy) -> None:
     with pytest.raises(shop.errors, match="duplicate key"):
         pay(2)
     assert (shop.credits(), len(shop.rows())) == (["same"], 1)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_the_drivers_of_sqlalchemy(gate: Gate, shop: SQLAlchemy, driver: str) -> None:
+    # Given a driver, whose errors have attributes of their own
+    engine = create_engine(shop.url.replace("postgresql:", f"postgresql+{driver}:", 1))
+    inbox = inboxes.Inbox(engine, lock_timeout="50ms")
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str) -> str:
+        inbox.session().add(Effect(key=key))
+        return key
+
+    # When the tables are missing, then the error says how to create them
+    with pytest.raises(shop.errors) as missing:
+        pay("p1")
+    assert "Create the tables" in str(missing.value.__notes__)
+    # And when another transaction holds the row of a key, that key is in progress
+    inbox.create_tables()
+    with engine.connect() as other:
+        other.execute(insert_row(gate, "p1"))
+        with pytest.raises(RowLocked):
+            pay("p1")
+    # And a row answers after Redis has lost the record
+    assert pay("p1") == "p1"
+    pay.forget("p1")
+    assert pay("p1") == "p1"
+    assert shop.credits() == ["p1"]
+    engine.dispose()
+
+
+async def test_an_async_driver_of_sqlalchemy(gate: Gate, shop: SQLAlchemy) -> None:
+    # asyncpg, beside psycopg of the other tests
+    engine = create_async_engine(shop.url.replace("postgresql:", "postgresql+asyncpg:", 1))
+    inbox = inboxes.AsyncInbox(engine, lock_timeout="50ms")
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    async def pay(key: str) -> str:
+        inbox.session().add(Effect(key=key))
+        return key
+
+    await inbox.create_tables()
+    async with engine.connect() as other:
+        await other.execute(insert_row(gate, "p1"))
+        with pytest.raises(RowLocked):
+            await pay("p1")
+    assert await pay("p1") == "p1"
+    gate.forget("p1", scope="pay")
+    assert await pay("p1") == "p1"
+    assert shop.credits() == ["p1"]
+    await engine.dispose()
+
+
+def insert_row(gate: Gate, key: str) -> Any:
+    """Return the statement that inserts the row of a key."""
+    columns = "scope, key, fingerprint, token, kind, result, expires_at"
+    row = f"'{gate.namespace}:pay', '{key}', '', 1, 'none', '', '2100-01-01'"
+    return text(f"INSERT INTO idemgate_inbox ({columns}) VALUES ({row})")
 
 
 def test_other_databases_are_refused(gate: Gate) -> None:
