@@ -35,7 +35,8 @@ class SqliteDatabase:
 
     def _open(self) -> sqlite3.Connection:
         source = self._source
-        return source() if callable(source) else sqlite3.connect(fspath(source), isolation_level=None)
+        # Not in autocommit mode: there, what follows an INSERT OR ROLLBACK of the handler would stay.
+        return source() if callable(source) else sqlite3.connect(fspath(source))
 
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:

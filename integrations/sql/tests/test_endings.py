@@ -6,11 +6,13 @@ import asyncio
 import gc
 import random
 import signal
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
-from idemgate_sql import EndedByHandler, psycopg
+from idemgate_sql import EndedByHandler, psycopg, sqlite
 from psycopg_pool import AsyncConnectionPool
 
 from idemgate import Gate
@@ -66,6 +68,31 @@ async def test_a_rollback_in_sql_is_an_error(gate: Gate, flavour: Flavour, inbox
         await pay("p1")
     assert flavour.rows() == []
     assert gate.inspect("p1", scope="pay").state == "released"
+
+
+def test_a_statement_that_makes_sqlite_roll_back_is_an_error_without_effect(gate: Gate, tmp_path: Path) -> None:
+    """OR ROLLBACK and RAISE(ROLLBACK) of a trigger end the transaction without a ROLLBACK that could be refused."""
+    # Given a function that catches the error of such a statement, and goes on
+    path = tmp_path / "shop.db"
+    inbox = sqlite.Inbox(path)
+    inbox.create_tables()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE effects (key text PRIMARY KEY)")
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str) -> None:
+        inbox.connection().execute("INSERT INTO effects VALUES ('before')")
+        with suppress(sqlite3.IntegrityError):
+            inbox.connection().execute("INSERT OR ROLLBACK INTO effects VALUES ('before')")
+        inbox.connection().execute("INSERT INTO effects VALUES ('after')")
+
+    # When it runs
+    with pytest.raises(EndedByHandler):
+        pay("p1")
+    # Then nothing is committed, also what came after the rollback
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT key FROM effects").fetchall() == []
+        assert connection.execute("SELECT key FROM idemgate_inbox").fetchall() == []
 
 
 async def test_a_handler_that_closes_its_connection_has_no_effect(gate: Gate, flavour: Flavour, inbox: Any) -> None:
