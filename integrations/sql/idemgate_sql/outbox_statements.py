@@ -133,7 +133,7 @@ class OutboxStatements:
     @classmethod
     def build(cls, dialect: Dialect, placeholders: Placeholders, table: str) -> OutboxStatements:
         """Build the statements for a dialect and a form of parameters. Raise InvalidArgument for a bad name."""
-        check_table(table)
+        check_table(table, dialect)
         words = _POSTGRESQL if dialect == "postgresql" else _SQLITE
         texts = (_READ, _DELETE, _REFUSE, _REDRIVE, _DELETE_REFUSED, _REFUSED, _BACKLOG, _WAITING)
         formatted = (format_sql(_fill(text, words), placeholders, table) for text in texts)

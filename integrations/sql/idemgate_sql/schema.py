@@ -73,7 +73,7 @@ def ddl(dialect: Dialect, table: str = "idemgate") -> str:
     """
     if dialect not in _DIALECTS:
         raise InvalidArgument("dialect", dialect, "unknown", "Use 'postgresql' or 'sqlite'")
-    name = check_table(table).rpartition(".")[2]
+    name = check_table(table, dialect).rpartition(".")[2]
     return _DIALECTS[dialect].replace("{table}", table).replace("{name}", name).lstrip()
 
 

@@ -65,7 +65,7 @@ class InboxStatements:
     @classmethod
     def build(cls, dialect: Dialect, placeholders: Placeholders, table: str) -> InboxStatements:
         """Build the statements for a dialect and a form of parameters. Raise InvalidArgument for a bad name."""
-        check_table(table)
+        check_table(table, dialect)
         is_postgresql = dialect == "postgresql"
         insert = _INSERT_POSTGRESQL if is_postgresql else _INSERT_SQLITE
         store = _STORE + (_SAME_TRANSACTION if is_postgresql else "") + " RETURNING 1"

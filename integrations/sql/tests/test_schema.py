@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from idemgate_sql import ddl
+from idemgate_sql import ddl, sqlite
 from idemgate_sql.__main__ import main
 from sqlalchemy import create_engine, inspect
 
@@ -131,6 +131,15 @@ def test_alembic_runs_a_revision_with_the_printed_functions(
     command.downgrade(config, "base")
     assert not {"shop_inbox", "shop_outbox"} & set(inspect(engine).get_table_names())
     engine.dispose()
+
+
+def test_a_schema_is_refused_in_sqlite(tmp_path: Path, capsys: Any) -> None:
+    """A commit in several attached databases is not atomic in WAL mode."""
+    for build in (lambda: ddl("sqlite", "main.shop"), lambda: sqlite.Inbox(tmp_path / "db", table="main.shop")):
+        with pytest.raises(InvalidArgument, match=r"table='main.shop': .*SQLite"):
+            build()
+    assert main(["alembic", "sqlite", "--table", "main.shop"]) == 2
+    assert "SQLite" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("table", ["", "Shop", "a b", "a;drop", "a.b.c", "x" * 42, "1a"])
