@@ -42,7 +42,7 @@ class DjangoDatabase:
         """Begin a transaction on the connection of this thread; see `Database.transaction`."""
         connection: Any = connections[self._using]
         if connection.in_atomic_block:
-            raise ConnectionInUse("atomic")
+            raise ConnectionInUse("atomic", "Call the function outside of it. In tests use TransactionTestCase")
         is_open = connection.connection is not None
         connection.close_if_unusable_or_obsolete()  # as before a request: a worker may have idled for hours
         try:
@@ -85,6 +85,11 @@ def _use_timeout(connection: Any, lock_timeout_ms: int) -> Generator[None]:
                 cursor.execute(f"PRAGMA busy_timeout = {before}")
 
 
+def _is_refused_end(error: Exception) -> bool:
+    """Return True if Django refused a commit or rollback. A query after a failed one has an error of the same class."""
+    return isinstance(error, transaction.TransactionManagementError) and "forbidden" in str(error)
+
+
 class Inbox(BaseInbox[Any]):
     """The inbox in a database of Django: `@gate.once(key=..., sink=Inbox())`.
 
@@ -114,7 +119,7 @@ class Inbox(BaseInbox[Any]):
             try:
                 return cast(StoredResult, work())
             except Exception as error:
-                if ends_transaction(error) or isinstance(error, transaction.TransactionManagementError):
+                if ends_transaction(error) or _is_refused_end(error):
                     raise EndedByHandler(entry.key, entry.scope) from error
                 raise
 

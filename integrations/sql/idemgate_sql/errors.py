@@ -33,12 +33,11 @@ class EndedByHandler(IdemgateError, RuntimeError):
 
 
 class ConnectionInUse(IdemgateError, RuntimeError):
-    """The source of an inbox returned a connection that is in a transaction. The handler did not run."""
+    """The connection for a run cannot begin a transaction, because it is in one. The handler did not run."""
 
-    def __init__(self, status: str) -> None:
-        super().__init__(status)
-        self._text = (
-            f"the connection for this run is in a transaction already (status {status}), so the run could not commit "
-            "apart from it. Let the source return a connection that nothing else uses, such as `pool.connection`"
-        )
+    def __init__(
+        self, status: str, fix: str = "Let the source return one that nothing else uses, such as `pool.connection`"
+    ) -> None:
+        super().__init__(status, fix)
+        self._text = f"the connection for this run cannot begin a transaction of its own (status {status}). {fix}"
         self.status = status

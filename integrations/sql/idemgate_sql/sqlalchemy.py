@@ -17,7 +17,7 @@ from idemgate_sql.database import Dialect, Params, Placeholders, Rows
 from idemgate_sql.errors import ConnectionInUse, EndedByHandler
 from idemgate_sql.failures import ends_transaction
 from idemgate_sql.inbox import BaseAioInbox, BaseInbox
-from idemgate_sql.sqlite import refuse_ends
+from idemgate_sql.sqlite import NESTED_FIX, refuse_ends
 from idemgate_sql.watch import Polling
 
 __all__ = ["AsyncInbox", "AsyncSQLAlchemyDatabase", "Inbox", "SQLAlchemyDatabase"]
@@ -121,7 +121,7 @@ class Inbox(BaseInbox[Connection]):
             EndedByHandler: the handler called `commit`, which was refused.
         """
         if self.database.dialect == "sqlite" and self.is_running:
-            raise ConnectionInUse("write lock of the outer run")
+            raise ConnectionInUse("write lock of the outer run", NESTED_FIX)
 
         def run() -> StoredResult:
             connection = self.connection()
@@ -231,4 +231,4 @@ def _check_engine(engine: Any, kind: type[Any]) -> Dialect:
 def _check_isolation(connection: Connection) -> None:
     """Raise ConnectionInUse if each statement would commit."""
     if getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
-        raise ConnectionInUse("AUTOCOMMIT")
+        raise ConnectionInUse("AUTOCOMMIT", "Pass an engine with another isolation level")

@@ -16,10 +16,11 @@ from idemgate_sql.failures import ends_transaction
 from idemgate_sql.inbox import BaseInbox
 from idemgate_sql.watch import Polling
 
-__all__ = ["Inbox", "Source", "SqliteDatabase"]
+__all__ = ["NESTED_FIX", "Inbox", "Source", "SqliteDatabase"]
 
 Source: TypeAlias = str | PathLike[str] | Callable[[], sqlite3.Connection]
 """The path of a database, or a function that opens a new connection. The inbox closes it after the run."""
+NESTED_FIX = "SQLite has one writer: call the function after the outer one"
 
 
 class SqliteDatabase:
@@ -120,7 +121,7 @@ class Inbox(BaseInbox[sqlite3.Connection]):
             EndedByHandler: the handler tried to end the transaction. It was rolled back.
         """
         if self.is_running:
-            raise ConnectionInUse("write lock of the outer run")
+            raise ConnectionInUse("write lock of the outer run", NESTED_FIX)
 
         def run() -> StoredResult:
             try:

@@ -257,8 +257,42 @@ def test_a_call_inside_an_atomic_block_is_refused(gate: Gate, django_shop: tuple
         raise AssertionError("it must not run")
 
     # Given an atomic block of the caller, whose rollback would undo the row behind the back of Redis
-    with transaction.atomic(using=shop.url), pytest.raises(ConnectionInUse, match="atomic"):
+    with transaction.atomic(using=shop.url), pytest.raises(ConnectionInUse, match=r"atomic.*TransactionTestCase"):
         pay("p1")
+
+
+def test_an_error_of_the_database_that_the_function_catches_is_no_end_of_its_transaction(
+    gate: Gate, django_shop: tuple[Django, Any]
+) -> None:
+    """Django refuses queries after a failed `save`, with the error that it also has for a commit."""
+    from django.db import IntegrityError, connections, transaction
+
+    shop, inbox = django_shop
+    shop.look("ALTER TABLE effects ADD PRIMARY KEY (key)")
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str, nested: bool) -> None:
+        cursor = connections[shop.url].cursor()
+        with transaction.atomic(using=shop.url, savepoint=nested):
+            try:
+                with transaction.atomic(using=shop.url, savepoint=False):  # as `Model.save` does
+                    cursor.execute("INSERT INTO effects VALUES ('p0'), ('p0')")
+            except IntegrityError:
+                cursor.execute("SELECT 1")
+
+    # When a function goes on after such an error, then it gets Django's error, with its advice
+    for nested in (False, True):
+        with pytest.raises(transaction.TransactionManagementError, match="until the end of the 'atomic' block"):
+            pay("p1", nested)
+    # And a commit is the end of its transaction
+
+    @gate.once(key="{key}", scope="commit", sink=inbox)
+    def commit(key: str) -> None:
+        transaction.commit(using=shop.url)
+
+    with pytest.raises(EndedByHandler):
+        commit("p1")
+    assert (shop.credits(), shop.rows()) == ([], [])
 
 
 def test_hooks_on_commit_run_after_the_commit(gate: Gate, django_shop: tuple[Django, Any]) -> None:
