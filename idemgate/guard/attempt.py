@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 from idemgate.core.calls import Call, PerKeyCall
 from idemgate.core.codec import Codec
 from idemgate.core.codec.models import has_model, holds_fields, rebuild
+from idemgate.core.codec.storable import describe_unstored
 from idemgate.core.failure import message_of
 from idemgate.core.keys import Key, record, text_of
 from idemgate.core.tokens import token
@@ -363,7 +364,7 @@ class ClaimAttempt:
             self._encode(result)
             self.interruption = first.__cause__ or first
         except Exception as error:  # noqa: BLE001 - see `encode_result`
-            self.result = b"n", _describe_unstored(error)[:500].encode(errors="replace")
+            self.result = b"n", describe_unstored(error)[:500].encode(errors="replace")
 
     def _build_completion(self) -> Call[bool]:
         token, retention = self.entry.token, self.options.retention
@@ -456,15 +457,6 @@ def build_release_calls(attempts: Sequence[ClaimAttempt], most: int, undo: bool 
         (attempt.record[0], attempt.owner, attempt.options.retention, attempt.shared_failure) for attempt in attempts
     ]
     return attempts[0].claims.release_each(releases, most, undo)
-
-
-def _describe_unstored(error: Exception) -> str:
-    """Return why a result was not stored.
-
-    The text names the place and the type, never a value, because every later caller sees it.
-    """
-    kind = type(error).__name__
-    return f"{kind}: {error.name}: {error.problem}. {error.fix}" if isinstance(error, InvalidArgument) else kind
 
 
 def _encode_failure(error: BaseException) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any
 
 from idemgate.core.codec import Codec
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
+from idemgate.core.codec.storable import describe_unstored
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.errors import DecodeError, DeliveryFailed, InvalidArgument, NoResult, ResultTimeout
 from idemgate.topics.messages import Receipt, Ticket
@@ -25,7 +26,7 @@ def encode_result(codec: Codec, value: object) -> bytes:
     try:
         return b"v" + codec.encode(value, "result")
     except InvalidArgument as error:
-        return b"n" + str(error)[:500].encode(errors="replace")
+        return b"n" + describe_unstored(error)[:500].encode(errors="replace")
 
 
 def find_result(reply: list[Any], ticket: Ticket, slots: int) -> bytes | None:

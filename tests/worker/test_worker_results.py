@@ -10,14 +10,23 @@ from idemgate import Bury, Delivery, Gate
 from idemgate.errors import DeliveryFailed, NoResult
 
 
+class Secret:
+    """A value that cannot be stored."""
+
+    def __repr__(self) -> str:
+        return "Secret(4111)"
+
+
 @pytest.mark.parametrize("awaiting", [False, True])
-async def test_what_a_handler_returns_is_the_result(gate: Gate, awaiting: bool) -> None:
+async def test_what_a_handler_returns_is_the_result(
+    gate: Gate, awaiting: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = gate.topic("t", result_retention="10m", backoff=0.01, max_attempts=2)
 
     def blocking(delivery: Delivery[Any]) -> Any:
         if delivery.payload == "poison":
             raise Bury("poison")
-        return {"none": None, "object": object()}.get(delivery.payload, delivery.payload * 2)
+        return {"none": None, "object": [Secret()]}.get(delivery.payload, delivery.payload * 2)
 
     async def handle(delivery: Delivery[Any]) -> Any:
         return blocking(delivery)
@@ -30,6 +39,9 @@ async def test_what_a_handler_returns_is_the_result(gate: Gate, awaiting: bool) 
         assert await topic.aio.result(none, "20s") is None
         with pytest.raises(DeliveryFailed, match="poison"):
             await topic.aio.result(poison, "20s")
-        with pytest.raises(NoResult, match="its value was not stored"):
+        with pytest.raises(NoResult, match="its value was not stored") as unstored:
             await topic.aio.result(odd, "20s")
+    # And the reason names the type, but neither the error nor the log has the value
+    assert "Secret" in str(unstored.value)
+    assert "4111" not in str(unstored.value) + caplog.text
     assert gate.counters["worker.result_not_stored"] == 1

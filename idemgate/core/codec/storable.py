@@ -1,4 +1,4 @@
-"""The check of a return annotation, before anything runs: can the codec store such a value?"""
+"""Values that the codec cannot store: the check of a return annotation, and the reason that callers see."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any, Union, cast, get_args, get_origin
 from uuid import UUID
 
 from idemgate.core.codec.models import holds_fields, unwrap
+from idemgate.errors import InvalidArgument
 
-__all__ = ["find_unstorable"]
+__all__ = ["describe_unstored", "find_unstorable"]
 
 _STORABLE: frozenset[Any] = frozenset({
     NoneType, bool, int, float, str, bytes, list, tuple, dict, set, frozenset, datetime, date, timedelta, Decimal, UUID,
@@ -60,3 +61,12 @@ def _may_be_stored(kind: Any) -> bool:
     if holds_fields(kind) or inspect.isabstract(kind) or getattr(kind, "_is_protocol", False):
         return True
     return any(_may_be_stored(subclass) for subclass in type.__subclasses__(kind))
+
+
+def describe_unstored(error: Exception) -> str:
+    """Return why a result was not stored.
+
+    The text names the place and the type, never a value, because every later caller sees it.
+    """
+    kind = type(error).__name__
+    return f"{kind}: {error.name}: {error.problem}. {error.fix}" if isinstance(error, InvalidArgument) else kind
