@@ -73,6 +73,7 @@ class RedisTransport(Transport):
             fingerprint=lambda message: self.read(message)[1],
             scope=SCOPE,
             lease=LEASE,
+            **self.build_options(handler),
         )
         self.register(consumer.gate, guard(adapt_handler(handler, self.read)))
         for word in () if acknowledges else self.lost_requests:
@@ -81,6 +82,10 @@ class RedisTransport(Transport):
         runner = aio.worker(concurrency=4, grace="10s") if self.is_worker else aio.subscribers(grace="10s")
         await consumer.run(runner, is_worker=self.is_worker)
         return consumer
+
+    def build_options(self, handler: Handler) -> dict[str, Any]:
+        """Return further options of the guard."""
+        return {}
 
     @abstractmethod
     def register(self, gate: Gate, callback: Callable[[Any], Any]) -> None:
