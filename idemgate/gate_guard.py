@@ -204,7 +204,8 @@ class GuardMethods:
             max_run: how long a run may take, from its start. Then its lease is renewed no more, `current().lease_lost`
                 becomes true, and another caller may run the key within a lease and a sixth. A hung function, or a
                 coroutine of a closed event loop, else holds its key while the process lives. None: no limit.
-            retry: a tenacity policy for attempts inside one claim.
+            retry: a tenacity policy for attempts inside one claim. Once the lease is known to be lost, no other attempt
+                starts, and LeaseLost is raised.
             at_most_once: mark the key before the run, in one round trip. There is no lease, no result and no second
                 attempt after a failure.
             max_result_bytes: larger results are not stored, but the key is done. None: `max_bytes` of the gate.

@@ -10,7 +10,7 @@ from weakref import ref
 
 from idemgate.core.calls import Call
 from idemgate.core.keys import Key, step_key, text_of
-from idemgate.errors import InvalidArgument, NoCurrentExecution
+from idemgate.errors import InvalidArgument, LeaseLost, NoCurrentExecution
 from idemgate.store.context import Context
 
 __all__ = [
@@ -150,6 +150,11 @@ class Execution:
         if not self._ended:
             self._lost = True
         return not self._ended
+
+    def check_lease(self) -> None:
+        """Raise LeaseLost if the lease is known to be lost."""
+        if self.lease_lost:
+            raise LeaseLost(self.key, self.token, self._owner[1])
 
     def checkpoint(self, data: object) -> bool:
         """Store data for the next attempt, in case this one does not finish. One round trip.

@@ -34,6 +34,7 @@ from idemgate.guard.attempt import (
     OnStoreError,
 )
 from idemgate.guard.calls import Claims
+from idemgate.guard.current import get_current
 from idemgate.guard.decorator import GuardedFunction
 from idemgate.guard.driver import Driver
 from idemgate.guard.sink.driver import SinkDriver
@@ -234,7 +235,23 @@ def build_driver(context: Context, checked_options: OnceOptions, options: GuardO
     """Return the driver of a guard. Raise InvalidArgument for an invalid `cache_size`."""
     cache_size = check_int("cache_size", options.get("cache_size", 0), 0)
     driver = Driver if checked_options.sink is None else SinkDriver
-    return driver(context, checked_options, options.get("retry"), cache_size)
+    retry = options.get("retry")
+    return driver(context, checked_options, None if retry is None else _stop_at_lost_lease(retry), cache_size)
+
+
+def _stop_at_lost_lease(retry: tenacity.BaseRetrying) -> tenacity.BaseRetrying:
+    """Return a copy of a policy that starts no attempt once the lease is known to be lost. It raises LeaseLost then."""
+    before: Callable[[Any], Any] | None = retry.before
+
+    def check_lease(state: object) -> Any:
+        if (execution := get_current()) is not None:
+            execution.check_lease()
+        return None if before is None else before(state)
+
+    async def check_lease_async(state: object) -> None:
+        await check_lease(state)
+
+    return retry.copy(before=check_lease_async if is_async(before) else check_lease)
 
 
 def decorate(

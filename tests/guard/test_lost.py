@@ -6,8 +6,9 @@ import functools
 from typing import Any
 
 import pytest
+import tenacity
 
-from idemgate import InvalidArgument, LeaseLost
+from idemgate import InvalidArgument, LeaseLost, current
 from idemgate.guard.decorator import build_judge, build_judge_async
 from idemgate.testing import Clock
 
@@ -43,6 +44,35 @@ async def test_the_verdict_on_a_lost_run_is_lost(face: Any, clock: Clock, on_los
 
     verdict = await face.guard("s", lease="30s", on_lost=on_lost).run("k", handle)
     assert (verdict.outcome, verdict.action, verdict.ran) == ("lost", "retry", True)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+async def test_a_retry_policy_starts_no_attempt_after_the_lease_was_lost(face: Any, clock: Clock, hooked: bool) -> None:
+    # Given a function with a retry policy, which fails after another owner took its key and completed it
+    runs, called = [], []
+
+    def work(k: str) -> None:
+        runs.append(k)
+        clock.advance("31s")
+        with face.gate.claim(k, scope="s") as successor:
+            assert successor.started
+        assert not current().checkpoint("lost")
+        raise ConnectionError
+
+    async def before(_: Any) -> None:
+        called.append("k")
+
+    policy = tenacity.Retrying(stop=tenacity.stop_after_attempt(3), reraise=True)
+    if hooked and face.awaiting:
+        policy = tenacity.AsyncRetrying(stop=tenacity.stop_after_attempt(3), reraise=True, before=before)
+    elif hooked:
+        policy = policy.copy(before=lambda _: called.append("k"))
+    # When it is called
+    with pytest.raises(LeaseLost, match="scope 's'"):
+        await face.once(key="{k}", scope="s", lease="30s", retry=policy)(work)("k")
+    # Then it ran once, and so did the hook of the policy
+    assert runs == ["k"]
+    assert called == runs * hooked
 
 
 def test_on_lost_is_checked(gate: Any) -> None:
