@@ -165,7 +165,8 @@ class HeartbeatThread:
 
     def _living(self) -> Iterator[LeaseRenewal]:
         """Yield the renewals whose owners live, and drop the others."""
-        for reference in tuple(self._renewals):
+        # Not `tuple`: while it allocates, a finalizer or another thread may change the set, which raises RuntimeError.
+        for reference in self._renewals.copy():
             if (renewal := reference()) is not None:
                 yield renewal
             else:

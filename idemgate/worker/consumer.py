@@ -173,7 +173,7 @@ class TopicConsumer:
     # -- lease renewal, in the heartbeat's thread: it iterates over copies of `in_flight` -----------------------------
 
     def _extend_leases(self) -> Batch[None]:
-        entries = [entry for entry in tuple(self.in_flight) if not entry.delivery.lost]
+        entries = [entry for entry in self.in_flight.copy() if not entry.delivery.lost]
         until = monotonic() + self.lease
         extending = self.calls.extend_many([entry.delivery for entry in entries])
 
@@ -190,7 +190,7 @@ class TopicConsumer:
     def _on_renewal_overdue(self) -> None:
         """Mark every delivery as lost whose lease may end before the next renewal."""
         deadline = monotonic() + self.lease / 6
-        for entry in tuple(self.in_flight):
+        for entry in self.in_flight.copy():
             if entry.until <= deadline:
                 self._mark_lost(entry)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 import time
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, current
-from idemgate.store.heartbeat import HeartbeatThread
+from idemgate.core.calls import Batch
+from idemgate.store.heartbeat import FunctionRenewal, HeartbeatThread
 from idemgate.testing import Clock
 from idemgate.worker.poller import Poller
 from idemgate.worker.worker import Worker
@@ -219,6 +221,31 @@ async def test_a_forked_child_keeps_nothing_alive_and_is_not_stuck(live: Gate, e
         await eventually(lambda: live.counters["worker.acked"] == 1)
     # Then the child did its own guarded work, with a heartbeat of its own, and ended
     assert codes == [0]
+
+
+def test_a_finalizer_that_starts_a_lease_does_not_end_the_heartbeat_thread(live: Gate) -> None:
+    # Given garbage whose finalizer starts a lease and makes garbage: Python 3.11 may run it at any allocation
+    started: list[FunctionRenewal] = []
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            started.append(FunctionRenewal(60, lambda: Batch([], lambda _: None), lambda: None))
+            live.context.heartbeat.add(started[-1])
+            if len(started) < 200:
+                Garbage()
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        Garbage()
+        # When the renewals are read, then that raises nothing
+        while len(started) < 200:
+            list(live.context.heartbeat._living())
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 # -- leases that have nearly ended before the handler starts -----------------------------------------------------------
