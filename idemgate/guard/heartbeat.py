@@ -62,6 +62,7 @@ class Heartbeat(LeaseRenewal):
     ) -> None:
         # As `LeaseRenewal.__init__`, inlined for speed: each guarded call makes one heartbeat.
         options = attempt.options
+        self.failures = 0
         self.lease = options.lease / 1000
         self.interval = options.lease / 6000
         self.last = attempt.leased_at

@@ -17,9 +17,9 @@ from time import monotonic
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
+from idemgate.core.backoff import retry_pause
 from idemgate.core.calls import Batch
 from idemgate.core.forks import fork_counter
-from idemgate.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from idemgate.store.sync import SyncLink
@@ -31,15 +31,16 @@ NEVER = float("inf")
 
 
 class LeaseRenewal(ABC):
-    """A lease to renew. `lease` is in seconds.
+    """A lease to renew. `lease` is in seconds. `failures` is the number of failed renewals since the last success.
 
     The heartbeat thread calls its methods, and the `join` of the batch that `renew` returns. It renews the lease only
     as long as another object refers to this one.
     """
 
-    __slots__ = ("__weakref__", "due", "interval", "last", "lease")
+    __slots__ = ("__weakref__", "due", "failures", "interval", "last", "lease")
 
     def __init__(self, lease: float) -> None:
+        self.failures = 0
         self.lease = lease
         self.interval = lease / 6
         self.last = monotonic()
@@ -173,27 +174,32 @@ class HeartbeatThread:
                 self._renewals.discard(reference)
 
     def _renew_all(self, link: SyncLink, renewals: Sequence[LeaseRenewal]) -> None:
-        """Renew all leases in one round trip. During an outage no lease has to wait for the others to fail."""
-        started = monotonic()
+        """Renew leases in one round trip. A renewal without a reply is sent again soon, and delays the others little.
+
+        A reply that does not come must leave time for another try before the shortest lease ends, due now or not.
+        """
+        started, batches = monotonic(), list[tuple[LeaseRenewal, Batch[None]]]()
+        shortest = min(renewal.lease for renewal in (*renewals, *self._living()))
         for renewal in renewals:
             renewal.due = started + renewal.interval
-        try:
-            batches = [renewal.renew() for renewal in renewals]
-            calls = [call for batch in batches for call in batch.calls]
-            # A reply that does not come must leave time for another try before the shortest lease ends.
-            answers = iter(link.run_all(Batch(calls, list), attempt=min(renewal.lease for renewal in renewals) / 3))
-            for renewal, batch in zip(renewals, batches, strict=True):
-                batch.join([next(answers) for _ in batch.calls])
-                renewal.last = started
-        except Exception as error:  # noqa: BLE001 - an error about one lease must not stop the others
-            if len(renewals) == 1 or isinstance(error, StoreUnavailable):
-                self._report_failure(renewals, error)
+            try:
+                batches.append((renewal, renewal.renew()))
+            except Exception as error:  # noqa: BLE001 - an error about one lease must not stop the others
+                _report_failure(renewal, error)
+        outcomes = link.try_each([batch for _, batch in batches], shortest / 3)
+        for (renewal, _), outcome in zip(batches, outcomes, strict=True):
+            if outcome is None:
+                renewal.last, renewal.failures = started, 0
             else:
-                for renewal in renewals:
-                    self._renew_all(link, [renewal])
+                _report_failure(renewal, outcome)
 
-    def _report_failure(self, renewals: Sequence[LeaseRenewal], error: Exception) -> None:
-        log.warning("lease.renewal_failed", extra={"leases": len(renewals), "error": str(error)})
-        for renewal in renewals:
-            if monotonic() - renewal.last > renewal.lease - renewal.interval:
-                renewal.overdue()
+
+def _report_failure(renewal: LeaseRenewal, error: Exception) -> None:
+    """Schedule another try of a renewal that failed, and log the failure: the first, second, fourth, eighth ... one."""
+    renewal.failures += 1
+    renewal.due = monotonic() + min(renewal.interval, retry_pause(renewal.failures))
+    if renewal.failures & (renewal.failures - 1) == 0:
+        facts = {"lease": renewal.lease, "failures": renewal.failures, "error": str(error)}
+        log.warning("lease.renewal_failed", extra=facts)
+    if monotonic() - renewal.last > renewal.lease - renewal.interval:
+        renewal.overdue()

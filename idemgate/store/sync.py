@@ -194,6 +194,33 @@ class SyncLink:
                 outage = outage if isinstance(error, KEY_ERRORS) else error
         return outcomes
 
+    def try_each(self, batches: Sequence[Batch[None]], attempt: float) -> list[Exception | None]:
+        """Send the calls of batches together, once, and join the answers of each. Return one error, or None, for each.
+
+        A batch that fails does not affect the others, as when its node of a cluster does not answer. A try waits for
+        `attempt` seconds at most.
+        """
+        calls = [call for batch in batches for call in batch.calls]
+        try:
+            replies = self._pipeline(calls, attempt) if calls else []
+        except FAILURES as error:
+            replies = [error] * len(calls)
+        left = iter(replies)
+        return [self._join_once(batch, [next(left) for _ in batch.calls], attempt) for batch in batches]
+
+    def _join_once(self, batch: Batch[None], replies: list[Any], attempt: float) -> Exception | None:
+        """Join the answers in the replies to a batch. Return the error if that fails."""
+        try:
+            answers: list[Any] = []
+            for call, reply in zip(batch.calls, replies, strict=True):
+                if needs_retry(reply) and not isinstance(reply, rx.NoScriptError):
+                    RetryBudget(0).next_delay(reply)  # raises
+                answers.append(self._retry_or_resolve(call, reply, RetryBudget(attempt, attempt=attempt)))
+            batch.join(answers)
+        except Exception as error:  # noqa: BLE001 - it concerns this batch only
+            return error
+        return None
+
     def _run_batch(self, calls: Sequence[Call[Any]], budget: RetryBudget) -> list[Any]:
         replies, answers = self._try_pipeline(calls, budget), list[Any]()
         for call, reply in zip(calls, replies, strict=True):

@@ -14,6 +14,7 @@ import pytest
 
 from idemgate import Gate
 from idemgate.lua import script
+from idemgate.store import sync
 from idemgate.testing import Clock
 from tests.proxy import Proxy
 
@@ -242,6 +243,30 @@ async def test_a_renewal_without_a_reply_is_sent_again_before_the_lease_ends(
 
     # Then no lease is lost; a busy machine may lose one of several
     assert 0 in [await count_losses() for _ in range(4)]
+
+
+async def test_a_renewal_without_a_reply_delays_no_shorter_lease(
+    gate: Gate, proxy: Proxy, clock: Clock, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a long lease and a short one, renewed over a connection that may be silent for longer than this test takes
+    monkeypatch.setattr(sync, "SOCKET_TIMEOUT", 60.0)
+    renew, owner = script("guard/renew").sha, Gate(proxy.url, namespace=namespace, clock=clock)
+    owner.context.heartbeat._open_link = lambda: sync.SyncLink(owner.context.endpoint, seconds=60)
+    renewals = owner.context.heartbeat._renewals
+    with owner, owner.claim("long", lease="1h", scope="pay"):
+        [long] = [renewal for one in tuple(renewals) if (renewal := one())]
+        with owner.claim("a", **LEASE):
+            [short] = [renewal for one in tuple(renewals) if (renewal := one()) is not long]
+            before = short.last
+            await until(lambda: short.last > before)
+            # When the renewal of the long one is not answered
+            proxy.swallow_request(renew)
+            owner.context.heartbeat.hasten(long)
+            await until(lambda: not proxy.planned)
+            # Then the short one is renewed in time
+            for _ in range(4):
+                clock.advance("500ms")
+                await until(lambda: (gate.inspect("a", scope="pay").lease_left or 0) > 0.75)
 
 
 async def test_a_lease_that_cannot_be_renewed_while_its_completion_waits_is_counted_once(

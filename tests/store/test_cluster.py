@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count, islice
 from typing import Any
 
@@ -19,6 +21,7 @@ import redis.asyncio as aredis
 from idemgate import Gate, Trigger
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch, Call
+from idemgate.core.keys import record
 from idemgate.core.tokens import token
 from idemgate.errors import ServerRejected, StoreUnavailable
 from idemgate.guard.calls import Entry
@@ -609,3 +612,43 @@ async def test_the_timeout_bounds_a_call_if_none_answers(
             await ask.run(ask.claims.inspect(ask.claims.key("s", "k")))
         # Then it took no longer than its timeout; on a busy machine a little longer
         assert time.monotonic() - began < seconds + 0.7
+
+
+@contextmanager
+def stopped(port: int, ports: list[int]) -> Iterator[None]:
+    """Stop a node. The other nodes wait longer for it than a test takes."""
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(redis.Redis(port=each)) for each in ports]
+        for node in nodes:
+            node.config_set("cluster-node-timeout", 120_000)
+        pid = redis.Redis(port=port).info("server")["process_id"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            for node in nodes:
+                node.config_set("cluster-node-timeout", 5000)
+
+
+async def test_a_node_that_does_not_answer_costs_no_lease_of_another_node(
+    ports: list[int], clock: Clock, namespace: str
+) -> None:
+    # Given claims of keys on all nodes, and a gate that tries each call for longer than this test takes
+    keys = [f"k{i}" for i in range(20)]
+    answering = [key for key in keys if slot_of(record(namespace, "s", key)) < 2 * 16384 // 3]
+    assert 0 < len(answering) < len(keys)
+    with (
+        Gate(f"redis+cluster://127.0.0.1:{ports[0]}", namespace=namespace, clock=clock, timeout="60s") as gate,
+        gate.claim_many(keys, scope="s", lease="3s") as claims,
+        # When a node does not answer any more
+        stopped(ports[2], ports),
+    ):
+        # Then the leases on the others are renewed
+        async with asyncio.timeout(20):
+            for _ in range(4):
+                clock.advance("1s")
+                while any((gate.inspect(key, scope="s").lease_left or 0) < 2.5 for key in answering):
+                    await asyncio.sleep(0.01)
+        # And their owner knows that
+        assert not [key for key, claim in zip(keys, claims, strict=True) if claim.lease_lost and key in answering]

@@ -83,7 +83,7 @@ class SyncCluster:
             for route, requests in outgoing.items():
                 pool = self._pool(route.node)
                 try:
-                    sent.append((route, pool, pool.send(route.with_asking(requests))))
+                    sent.append((route, pool, pool.send(route.with_asking(requests), seconds)))
                 except FAILURES as error:
                     replies[route] = [error] * len(requests)
             while sent:
