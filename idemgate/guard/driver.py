@@ -255,8 +255,13 @@ class Driver:
                 if failed is not None:
                     await self._end_claim_async(attempt, heartbeat, failed)
                 raise
-            heartbeat.end_work()
-            await self._end_claim_async(attempt, heartbeat, attempt.build_completion(result), done=True)
+            try:
+                heartbeat.end_work()
+                await self._end_claim_async(attempt, heartbeat, attempt.build_completion(result), done=True)
+            except BaseException:  # of a signal handler, as in `execute`; a cancellation has handed the heartbeat over
+                if not (attempt.ended or heartbeat.is_handed_over):
+                    await self._end_claim_async(attempt, heartbeat, attempt.build_completion(result), done=True)
+                raise
         if attempt.lost or attempt.interruption is not None:
             attempt.raise_after_end()
         return result

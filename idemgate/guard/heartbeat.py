@@ -108,6 +108,11 @@ class Heartbeat(LeaseRenewal):
         """Keep the renewals running when the block is left, until `stop`."""
         self._handed_over = True
 
+    @property
+    def is_handed_over(self) -> bool:
+        """True if the renewals run until `stop`."""
+        return self._handed_over
+
     def stop(self) -> None:
         """End the renewals that `hand_over` kept running."""
         self._context.heartbeat.remove(self)

@@ -48,12 +48,14 @@ def points_of(code: CodeType) -> frozenset[int]:
 class Interrupter:
     """Run a function and raise `kind` at its `stop`-th point. `reached` is how many points there were, at most `stop`.
 
-    `where` is the place, for the failure of a test. Only the code of this package in this thread counts.
+    `where` is the place, for the failure of a test. Only the code of this package in this thread counts, or that of its
+    `parts`.
     """
 
-    def __init__(self, stop: int, kind: type[BaseException]) -> None:
+    def __init__(self, stop: int, kind: type[BaseException], *parts: str) -> None:
         self.stop = stop
         self.kind = kind
+        self._counted = tuple(f"{PACKAGE}/{part}/" for part in parts) or (PACKAGE,)
         self.reached = 0
         self.where = ""
 
@@ -66,7 +68,7 @@ class Interrupter:
             sys.settrace(before)
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE) or self.where:
+        if not frame.f_code.co_filename.startswith(self._counted) or self.where:
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False

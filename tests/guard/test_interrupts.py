@@ -5,6 +5,8 @@ The lease is not renewed afterwards, so the key is free after a lease at the lat
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import gc
 import threading
 from collections.abc import Callable
@@ -138,6 +140,41 @@ def test_an_interrupt_at_any_point_leaks_no_heartbeat_and_loses_no_result(
     assert not wrong, f"{len(wrong)} of {points} interrupts lose what has run, such as {wrong[0]}"
     assert points > 50
     record_fault("an exception of a signal handler, at every point of a call (N: points)", points, promises="P1 P2 P3")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine was not awaited
+def test_an_interrupt_at_any_point_of_an_async_guard_loses_no_result(gate: Gate, record_fault: Any) -> None:
+    finished, points, wrong = list[str](), 0, list[tuple[str, str]]()
+
+    @gate.once(key="{k}", scope="s")
+    async def work(k: str) -> Any:
+        finished.append(k)
+        return RESULT
+
+    async def call(k: str) -> None:
+        try:
+            await work(k)
+        finally:
+            await gate.aio.close()  # waits for the calls under way
+
+    with asyncio.Runner() as runner:
+        runner.run(call("warm"))
+        while True:
+            points += 1
+            key = f"k{points}"
+            # In the code that runs in the caller's task: an event loop drops what a signal handler raises in a callback
+            interrupter = Interrupter(points, TimeUp, "guard")
+            with suppress(TimeUp):
+                interrupter.run(functools.partial(runner.run, call(key)))
+            if not interrupter.where:
+                break
+            state = gate.inspect(key, scope="s").state
+            if key in finished and state not in ("done", "released"):
+                wrong.append((interrupter.where, state))
+    assert not wrong, f"{len(wrong)} of {points} interrupts lose what has run: {wrong}"
+    assert points > 50
+    name = "an exception of a signal handler, at every point of an async call in the guard (N: points)"
+    record_fault(name, points, promises="P2 P3")
 
 
 @pytest.mark.parametrize("starts", [True, False])
