@@ -89,7 +89,7 @@ LIST_PARTS = ("incoming", "leases", "state", "data", "dead")
 
 - `incoming`, list: entries that a blocking pop has moved, and no consumer has taken.
 - `leases`, sorted set: id of a taken entry -> ms from which a consumer may take it: its lease or delay has ended.
-- `state`, hash: id -> number of deliveries, then the consumer that holds the entry, or nothing.
+- `state`, hash: id -> number of deliveries, then the consumer that holds the entry and the id of its take, or nothing.
 - `data`, hash: id -> the entry as it was in the list.
 - `dead`, list: dead letters as JSON.
 """

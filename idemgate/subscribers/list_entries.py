@@ -44,7 +44,7 @@ class TakenEntry:
     """An entry that this consumer holds.
 
     Attributes:
-        state: The stored state of this delivery; another consumer changes it.
+        state: The stored state of this delivery; no other delivery has it.
         over: The callback has ended.
         done: The entry waits for its removal.
         lost: Another consumer has the entry.
@@ -52,13 +52,13 @@ class TakenEntry:
 
     __slots__ = ("done", "entry", "id", "lost", "over", "state")
 
-    def __init__(self, name: str, consumer: str, number: bytes, deliveries: int, data: bytes) -> None:
+    def __init__(self, name: str, number: bytes, state: bytes, data: bytes) -> None:
         self.id = number
-        self.state = f"{deliveries} {consumer}"
+        self.state = state
         self.done = False
         self.over = False
         self.lost = False
-        self.entry = ListEntry(name, number.decode(), data, deliveries)
+        self.entry = ListEntry(name, number.decode(), data, int(state.split()[0]))
 
 
 class TakenEntries(NamedTuple):
@@ -103,7 +103,7 @@ class ListCalls:
     def _read_taken(self, reply: list[Any]) -> TakenEntries:
         _, now_ms, next_ms, missing, *rest = reply
         rows = zip(rest[::3], rest[1::3], rest[2::3], strict=True)
-        entries = [TakenEntry(self._name, self._consumer, *row) for row in rows]
+        entries = [TakenEntry(self._name, *row) for row in rows]
         return TakenEntries(entries, max(0, next_ms - now_ms) if next_ms else None, missing)
 
     def renew(self, entries: Iterable[TakenEntry]) -> Call[list[bool]]:

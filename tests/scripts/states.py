@@ -550,7 +550,7 @@ class Jobs:
         self.rig = rig
         self.clock = rig.clock
         self.name = f"{rig.gate.namespace}:{{jobs}}"
-        self.held = TakenEntry(self.name, "me", b"unknown", 1, b"x")
+        self.held = TakenEntry(self.name, b"unknown", b"1 me", b"x")
         rig.raw.rpush(self.name, "a", "b")
         JOBS[build](self)
         rig.keep(keys.list_keys(self.name))

@@ -279,7 +279,7 @@ def _calls() -> list[Call[Any]]:
         dedup.get_or_set_many([(n, n) for n in range(100)]),
     ]
     jobs = ListCalls("jobs", "me", None, lease_ms=1, pop="left", max_dead_letters=1)
-    entry = TakenEntry("jobs", "me", b"1", 1, b"x")
+    entry = TakenEntry("jobs", b"1", b"1 me", b"x")
     seen = Record("done", 1, 1, 0, None, 1.0, 0.0, "", False, "v", b"", b"")
     return [
         claims.claim(record, owner, 1, 1),

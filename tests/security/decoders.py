@@ -209,7 +209,7 @@ def _calls() -> Iterator[Call[Any]]:
     yield members.heartbeat("n", "g", None, HeartbeatRequest("m", 1, ("t",), 0, (), (), (("t", 0),)), 1)
     yield members.list_members("n", "g", None)
     jobs = ListCalls("s", "c", None, lease_ms=1, pop="left", max_dead_letters=1)
-    taken = TakenEntry("s", "c", b"1", 1, b"x")
+    taken = TakenEntry("s", b"1", b"1 c", b"x")
     yield jobs.take(1)
     yield jobs.renew([taken])
     yield jobs.bury(taken, b"{}")
@@ -241,7 +241,7 @@ def _cluster(data: bytes) -> None:
 def _entry(data: bytes) -> None:
     number, *raw = data.split(b"\0")
     PendingEntry("s", number, raw, 1)
-    encode_dead_letter(TakenEntry("s", "c", b"1", 1, data), _text(data), _text(data))
+    encode_dead_letter(TakenEntry("s", b"1", b"1 c", data), _text(data), _text(data))
 
 
 # -- what people say --------------------------------------------------------------------------------------------------

@@ -467,6 +467,26 @@ async def test_an_entry_whose_take_was_not_answered_is_delivered_as_its_first_at
     assert [taken.entry.deliveries for taken in (await one.context.aio_link.run(other.take(5))).entries] == [2]
 
 
+@pytest.mark.parametrize("undo", [False, True])
+async def test_a_late_copy_of_a_release_does_not_release_a_later_delivery(one: Gate, jobs: Queue, undo: bool) -> None:
+    # Given an entry that a consumer released, and has taken again
+    run = one.context.aio_link.run
+    calls, other = (
+        ListCalls(jobs.name, name, None, lease_ms=60_000, pop="left", max_dead_letters=1) for name in ("me", "other")
+    )
+    jobs.push("a")
+    (first,) = (await run(calls.take(5))).entries
+    release = calls.retry(first, 0, undo=undo)
+    await run(release)
+    (again,) = (await run(calls.take(5))).entries
+    assert again.entry.deliveries == 2 - undo
+    # When a copy of the release arrives late
+    await run(release)
+    # Then no other consumer gets the entry, and its own still holds it
+    assert (await run(other.take(5))).entries == []
+    assert await run(calls.renew([again])) == [True]
+
+
 async def test_a_take_that_is_sent_again_takes_other_entries(one: Gate, jobs: Queue) -> None:
     # Given a take that was executed, and whose reply was lost
     take = ListCalls(jobs.name, "me", None, lease_ms=60_000, pop="left", max_dead_letters=1).take(2)

@@ -14,7 +14,7 @@
 --- ARGV[5] maximum number of entries; a call takes 128 KiB of them or a single one
 --- ARGV[6] "left" | "right", the end of the list from which it pops
 --- Returns {"ok", now ms, end of the next lease or delay, ms (0 = none), entries removed because their data is missing,
----          three an entry: id; deliveries; data} {"foreign", now ms, problem}
+---          three an entry: id; state; data} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/validate/validate_list_keys"
 local K = { source = KEYS[1], incoming = KEYS[2], leases = KEYS[3], state = KEYS[4], data = KEYS[5] }
@@ -33,11 +33,17 @@ end
 
 -- Each entry is removed from its place first. A server without memory accepts a script that begins with a removal. So
 -- consumers can empty the list of such a server.
-local function lease(id, deliveries, data)
-  redis.call("HSET", K.state, id, deliveries .. " " .. consumer)
+local function lease(id, state, data)
+  redis.call("HSET", K.state, id, state)
   redis.call("ZADD", K.leases, lease_end, id)
   taken, bytes = taken + 1, bytes + #data
-  reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = id, deliveries, data
+  reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = id, state, data
+end
+
+-- Return the state of a delivery. With the request id no other delivery has it, so a late copy of a settlement settles
+-- no later delivery to the same consumer.
+local function new_state(deliveries)
+  return deliveries .. " " .. consumer .. " " .. ARGV[2]
 end
 
 -- A copy of this call, executed at another time, must not reuse an id: its data would replace that of the first entry.
@@ -47,7 +53,7 @@ local function lease_new(data)
   repeat
     id, number = string.format("%016.0f-%s-%04d", now_us, ARGV[2], number), number + 1
   until redis.call("HSETNX", K.data, id, data) == 1
-  lease(id, 1, data)
+  lease(id, new_state(1), data)
 end
 
 for _, id in ipairs(redis.call("ZRANGEBYSCORE", K.leases, "-inf", now_ms, "LIMIT", 0, most)) do
@@ -57,9 +63,10 @@ for _, id in ipairs(redis.call("ZRANGEBYSCORE", K.leases, "-inf", now_ms, "LIMIT
     redis.call("HDEL", K.state, id)
     missing = missing + 1
   elseif has_room(data) then
-    local deliveries, owner = string.match(redis.call("HGET", K.state, id) or "", "^(%d+) (.*)$")
+    local state = redis.call("HGET", K.state, id) or ""
+    local deliveries, owner = string.match(state, "^(%d+) (%S*)")
     redis.call("ZREM", K.leases, id)
-    lease(id, tonumber(deliveries or 0) + (owner == consumer and 0 or 1), data)
+    lease(id, owner == consumer and state or new_state(tonumber(deliveries or 0) + 1), data)
   end
 end
 
