@@ -150,10 +150,17 @@ class DoneCache:
             return None
         return cached if stored_fingerprint == fingerprint else CacheEntry(Entry("reused"))
 
-    def store(self, record: bytes, fingerprint: bytes, entry: Entry, milliseconds: int) -> None:
-        """Cache a done record for this many milliseconds. Evict the oldest entries beyond the size."""
+    def store(self, record: bytes, fingerprint: bytes, entry: Entry, milliseconds: int, evictions: int) -> None:
+        """Cache a done record for this many milliseconds, if `evictions` is the count before its claim was sent.
+
+        Evict the oldest entries beyond the size.
+        """
+        if evictions != self.evictions:
+            return
         self._entries.pop(record, None)
         self._entries[record] = (self._now() + milliseconds / 1000, fingerprint, CacheEntry(entry))
+        if evictions != self.evictions:  # another thread decided meanwhile, and may have evicted before the store
+            self._entries.pop(record, None)
         while len(self._entries) > self._size:
             self._entries.popitem(last=False)
 

@@ -340,8 +340,8 @@ class Driver:
 
     def _store_in_cache(self, attempt: ClaimAttempt, entry: Entry, milliseconds: int) -> None:
         """Cache a done key, unless this process decided about a key since the claim was sent."""
-        if self.cache is not None and attempt.evictions == self.cache.evictions:
-            self.cache.store(attempt.record[0], attempt.fingerprint, entry, milliseconds)
+        if self.cache is not None:
+            self.cache.store(attempt.record[0], attempt.fingerprint, entry, milliseconds, attempt.evictions)
 
     def record_entry(self, attempt: ClaimAttempt, outcome: DuplicateResult | None) -> DuplicateResult | None:
         """Count the reply to a claim, and cache a done key."""

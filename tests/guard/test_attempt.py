@@ -76,8 +76,8 @@ def test_options_are_immutable() -> None:
 def test_the_done_cache_evicts_the_oldest_entry() -> None:
     now = [1000.0]
     cache, entry = DoneCache(2, lambda: now[0]), Entry("done")
-    cache.store(b"a", b"", entry, 5_000)
-    cache.store(b"b", b"print", entry, 1_000)
+    cache.store(b"a", b"", entry, 5_000, 0)
+    cache.store(b"b", b"print", entry, 1_000, 0)
     for name, fingerprint in ((b"a", b""), (b"b", b"print")):
         cached = cache.lookup(name, fingerprint)
         assert cached is not None
@@ -86,13 +86,29 @@ def test_the_done_cache_evicts_the_oldest_entry() -> None:
     other = cache.lookup(b"b", b"another")
     assert other is not None
     assert other.entry.state == "reused"
-    cache.store(b"a", b"", entry, 5_000)
-    cache.store(b"c", b"", entry, 5_000)
+    cache.store(b"a", b"", entry, 5_000, 0)
+    cache.store(b"c", b"", entry, 5_000, 0)
     assert cache.lookup(b"b", b"print") is None
     # And each ends with its retention
     now[0] += 5
     assert cache.lookup(b"a", b"") is None
     assert cache.lookup(b"never", b"") is None
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_the_done_cache_keeps_no_entry_about_which_another_thread_decides_meanwhile(at: int) -> None:
+    # Given a key that another thread forgets before its reply is cached, or in the middle of that
+    def forget_meanwhile() -> float:
+        cache.evict(b"a")
+        return 1000.0
+
+    cache = DoneCache(2, forget_meanwhile if at else lambda: 1000.0)
+    if not at:
+        cache.evict(b"a")
+    # When the reply is cached
+    cache.store(b"a", b"", Entry("done"), 5_000, 0)
+    # Then the next call asks the store
+    assert cache.lookup(b"a", b"") is None
 
 
 def test_an_attempt_has_one_owner_token() -> None:
