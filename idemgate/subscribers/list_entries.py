@@ -48,9 +48,10 @@ class TakenEntry:
         over: The callback has ended.
         done: The entry waits for its removal.
         lost: Another consumer has the entry.
+        held_from: When the request was sent that started its lease or renewed it, monotonic seconds.
     """
 
-    __slots__ = ("done", "entry", "id", "lost", "over", "state")
+    __slots__ = ("done", "entry", "held_from", "id", "lost", "over", "state")
 
     def __init__(self, name: str, number: bytes, state: bytes, data: bytes) -> None:
         self.id = number
@@ -58,6 +59,7 @@ class TakenEntry:
         self.done = False
         self.over = False
         self.lost = False
+        self.held_from = 0.0
         self.entry = ListEntry(name, number.decode(), data, int(state.split()[0]))
 
 

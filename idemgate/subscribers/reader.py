@@ -37,6 +37,7 @@ class _HeldEntry(Protocol):
     over: bool
     done: bool
     lost: bool
+    held_from: float
 
     @property
     def entry(self) -> Any: ...
@@ -75,7 +76,7 @@ class EntryReader(ABC, Generic[H]):
         self._freed = asyncio.Event()
         self._acknowledgeable: list[bytes] = []
         self._to_ack = asyncio.Event()
-        self._reads_at = 0.0
+        self._reads_at = self._read_from = 0.0
 
     async def run(self, grace: float, ready: Callable[[], None] | None) -> None:
         acking, renewing = asyncio.create_task(self._ack()), asyncio.create_task(self._renew_forever())
@@ -135,6 +136,7 @@ class EntryReader(ABC, Generic[H]):
             if (pause := self._reads_at - monotonic()) > 0:
                 await wait_within(self._stop, pause)
                 continue
+            self._read_from = monotonic()
             try:
                 await self._read_once()
                 if failures:
@@ -159,17 +161,19 @@ class EntryReader(ABC, Generic[H]):
 
     def _take(self, taken: Sequence[H]) -> None:
         for one in taken:
-            known = self._live.get(one.id)
-            if known is not None:  # it runs here already
+            known = self._live.setdefault(one.id, one)
+            known.held_from = self._read_from
+            if known is not one:  # it runs here already
                 known.lost = False
                 continue
-            self._live[one.id] = one
             self._executor.add(one)
 
     # -- working ------------------------------------------------------------------------------------------------------
 
     async def _handle(self, taken: H) -> None:
         try:
+            if monotonic() - taken.held_from > self._options.reclaim_ms / 2000:  # the process stalled, or just waited
+                await self._renew_all([taken])
             if taken.lost:  # while it waited; its new consumer handles it
                 return
             if taken.entry.deliveries > self._options.max_deliveries:  # each delivery ended with its process
@@ -276,13 +280,19 @@ class EntryReader(ABC, Generic[H]):
         """Renew running entries, so that no other consumer reclaims them."""
         while True:
             await asyncio.sleep(self._options.reclaim_ms / 3000)
-            working = [taken for taken in self._live.values() if not taken.over and not taken.lost]
             try:
-                gone = await self._renew(working)
+                await self._renew_all([taken for taken in self._live.values() if not taken.over and not taken.lost])
             except StoreError as error:
                 self._report_error(error)
-                continue
-            for taken in gone:
+
+    async def _renew_all(self, working: Sequence[H]) -> None:
+        """Renew entries from now on, and mark those that another consumer has as lost."""
+        renewed_from = monotonic()
+        gone = await self._renew(working)
+        for taken in working:
+            taken.held_from = renewed_from
+        for taken in gone:
+            if not taken.lost:
                 taken.lost = True
                 self._count("lost")
                 log.warning("subscriber.lost", extra=self._facts | {"id": taken.entry.id})

@@ -38,9 +38,10 @@ class PendingEntry:
         over: The callback has ended.
         done: The entry waits for its acknowledgement.
         lost: Another consumer has the entry.
+        held_from: When the request was sent that took or renewed it, monotonic seconds.
     """
 
-    __slots__ = ("done", "entry", "id", "lost", "over", "raw")
+    __slots__ = ("done", "entry", "held_from", "id", "lost", "over", "raw")
 
     def __init__(self, stream: str, number: bytes, raw: Sequence[bytes], deliveries: int) -> None:
         self.id = number
@@ -48,6 +49,7 @@ class PendingEntry:
         self.done = False
         self.lost = False
         self.over = False
+        self.held_from = 0.0
         names = (name.decode(errors="surrogateescape") for name in raw[::2])
         self.entry = Entry(stream, number.decode(), dict(zip(names, raw[1::2], strict=True)), deliveries)
 

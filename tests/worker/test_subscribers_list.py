@@ -430,6 +430,32 @@ async def test_an_entry_that_another_took_is_counted_as_lost(one: Gate, jobs: Qu
     assert jobs.dead() == []
 
 
+async def test_an_entry_that_another_took_while_the_process_stalled_does_not_start(
+    one: Gate, jobs: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an entry that runs here, and one that waits behind it
+    release, started = asyncio.Event(), list[bytes]()
+
+    @one.list(jobs.name, reclaim="60s", concurrency=1)
+    async def handle(entry: ListEntry) -> None:
+        started.append(entry.data)
+        await release.wait()
+
+    async with one.aio.subscribers():
+        jobs.push("a", "b")
+        await until(lambda: started and len(jobs.taken()) == 2)
+        # When the process stalls beyond the leases, and another consumer takes the second one
+        (second,) = [number for number, data in jobs.raw.hgetall(jobs.data).items() if data == b"b"]
+        jobs.raw.hset(jobs.state, second, "2 other")
+        jobs.raw.zadd(jobs.leases, {second: 2e12})
+        monkeypatch.setattr("idemgate.subscribers.reader.monotonic", lambda: time.monotonic() + 61)
+        release.set()
+        # Then it does not start here
+        await until(lambda: one.counters["list.lost"] == 1)
+    assert started == [b"a"]
+    assert jobs.taken() == {b"b": (2, b"other")}
+
+
 async def test_a_late_renewal_costs_no_attempt(one: Gate, jobs: Queue) -> None:
     # Given an entry that runs here
     release, ran = asyncio.Event(), list[str]()

@@ -448,6 +448,30 @@ async def test_a_long_callback_is_not_reclaimed_by_others(replicas: Any, stream:
     assert [sum(gate.counters[f"stream.{name}"] for gate in gates) for name in ("reclaimed", "lost")] == [0, 0]
 
 
+async def test_an_entry_that_another_took_while_the_process_stalled_does_not_start(
+    one: Gate, stream: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an entry that runs here, and one that waits behind it
+    release, started = asyncio.Event(), list[bytes]()
+
+    @one.stream(stream.name, group="billing", reclaim="60s", concurrency=1)
+    async def handle(entry: Entry) -> None:
+        started.append(entry.fields["n"])
+        await release.wait()
+
+    async with one.aio.subscribers():
+        stream.add(n="a")
+        second = stream.add(n="b")
+        await until(lambda: started and one.counters["stream.read"] == 2)
+        # When the process stalls beyond the time after which another consumer may take them, and one takes the second
+        stream.claim(second, "other", idle=0, count=2)
+        monkeypatch.setattr("idemgate.subscribers.reader.monotonic", lambda: time.monotonic() + 61)
+        release.set()
+        # Then it does not start here
+        await until(lambda: one.counters["stream.lost"] == 1)
+    assert started == [b"a"]
+
+
 async def test_an_entry_that_another_took_is_counted_as_lost(one: Gate, stream: Log) -> None:
     # Given an entry at work here, that is not taken back while this machine is slow to look
     release = asyncio.Event()
