@@ -23,6 +23,12 @@ from pika.exceptions import AMQPError
 from idemgate import Gate
 from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
+from tests.conftest import (  # noqa: F401 - rows of docs/reliability.md, and seeds
+    pytest_collection_modifyitems,
+    pytest_runtest_makereport,
+    record_fault,
+    seed,
+)
 from tests.needs import report_missing
 
 # Not the one on PATH, which changes to the user of the system's service.
