@@ -24,7 +24,7 @@ from idemgate import Gate
 from idemgate.testing import Clock
 
 APPS = Path(__file__).parent
-KILLS = int(os.environ.get("IDEMGATE_KILLS", "60")) // 2
+KILLS = int(os.environ.get("IDEMGATE_KILLS", "24")) // 2
 POINTS = {"before": 1, "effect": 2, "between": 2, "after": 1}
 """How many effects a request has whose first attempt is killed there. Two: the documented window."""
 
@@ -58,7 +58,9 @@ class Shop:
             return Counter(dict(connection.execute("SELECT key, count(*) FROM payments GROUP BY key").fetchall()))
 
 
-@pytest.fixture(params=[("gthread", "wsgi"), ("asgi", "asgi")], ids=lambda param: param[0])
+@pytest.fixture(params=[
+    pytest.param(("gthread", "wsgi"), id="gthread", marks=pytest.mark.slow), pytest.param(("asgi", "asgi"), id="asgi")
+])  # fmt: skip
 def shop(request: pytest.FixtureRequest, store: str, gate: Gate, clock: Clock, tmp_path: Path) -> Iterator[Shop]:
     database, (worker, app) = tmp_path / "shop.sqlite", request.param
     with closing(sqlite3.connect(database)) as connection, connection:

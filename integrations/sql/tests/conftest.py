@@ -79,9 +79,9 @@ async def inbox(flavour: Flavour) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the kills and outages of SQLAlchemy and Django as slow. Each of their processes takes seconds."""
+    """Mark most kills and outages as slow. Each process of SQLAlchemy and Django takes seconds."""
     for item in items:
         if item.path.parent == Path(__file__).parent and item.path.stem.endswith(("_kills", "_outages")):
             name = getattr(item, "callspec", None) and item.callspec.params.get("flavour", "")  # type: ignore[attr-defined]
-            if name and name.startswith(("sqlalchemy", "django")):
+            if name and name not in ("psycopg", "sqlite"):
                 item.add_marker(pytest.mark.slow)
