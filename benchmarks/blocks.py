@@ -12,7 +12,7 @@ from benchmarks.plan import Plan
 from benchmarks.server import port_of, started
 from idemgate import Gate, Trigger
 from idemgate.lua import script
-from idemgate.topics.calls import Settlement, max_settlements
+from idemgate.topics.calls import Settlement
 from idemgate.worker.consumer import BATCH
 
 __all__ = ["run"]
@@ -152,7 +152,7 @@ def _through(topic: Any, end_them: Callable[[Any], object], n: int) -> None:
 
 def _turning(gate: Gate, calls: Any, verb: str, n: int) -> None:
     held = gate.context.link.run(calls.take(0, BATCH)).deliveries
-    many = min(BATCH, max_settlements([Settlement(verb, one) for one in held]))
+    many = min(BATCH, calls.max_settlements([Settlement(verb, one) for one in held]))
     for _ in range(n // many):
         endings = [Settlement(verb, one) for one in held[:many]]
         held = held[many:] + gate.context.link.run(calls.settle_and_take(0, endings, many)).taken.deliveries

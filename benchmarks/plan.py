@@ -18,6 +18,7 @@ PARTS = {
     "imports": "what importing costs",
     "microseconds": "where the time of a call goes",
     "pieces": "what the pieces of a guarded call, of sending and of a worker cost the client",
+    "runner": "what guard.run costs the client beside a decorated function",
     "profile": "instructions of the server by role, and misses of its caches (needs valgrind)",
     "dispatch": "what the pieces of a script call cost the server",
     "cluster": "three primaries",

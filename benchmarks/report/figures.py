@@ -39,10 +39,10 @@ def middle(rows: Rows, who: str, step: str, figure: str = "rate") -> float | Non
     return median(figures) if figures else None
 
 
-def ratios(rows: Rows, step: str, ours: str, theirs: str, our_step: str = "") -> list[float]:
-    """How many times faster, repetition by repetition: both were measured in turns."""
-    mine = rows.get((ours, our_step or step), {}).get("rate", [])
-    other = rows.get((theirs, step), {}).get("rate", [])
+def ratios(rows: Rows, step: str, ours: str, theirs: str, our_step: str = "", figure: str = "rate") -> list[float]:
+    """Return the ratio of a figure in each repetition: both were measured in turns."""
+    mine = rows.get((ours, our_step or step), {}).get(figure, [])
+    other = rows.get((theirs, step), {}).get(figure, [])
     return [a / b for a, b in zip(mine, other, strict=False)]
 
 

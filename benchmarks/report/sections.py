@@ -17,7 +17,7 @@ __all__ = [
     "backlog",
     "blocks", "cluster", "dispatch", "embedded", "guard_async", "guard_sync", "http", "imports", "lateness",
     "machine", "memory", "merging", "microseconds", "misses", "peers",
-    "pieces", "profile", "scheduler", "scheduler_alone", "unpinned", "wire",
+    "pieces", "profile", "runner", "scheduler", "scheduler_alone", "unpinned", "wire",
 ]  # fmt: skip
 
 NAMES = {
@@ -367,6 +367,21 @@ def pieces() -> str:
 
 def _pieces(rows: Rows, kind: str) -> Iterable[list[str]]:
     return ([piece, ranged(row["client_us"], 2)] for (who, piece), row in rows.items() if who == kind)
+
+
+def runner() -> str:
+    """Return the cost of both, and the median of the ratios of the turns."""
+    rows = rows_of("runner")
+    steps = [step for who, step in rows if who == "once"]
+    lines = (
+        [
+            step.replace("1 tasks", "1 task"),
+            *(ranged(rows[who, step]["client_us"], 1) for who in ("once", "guard.run")),
+            f"{median(ratios(rows, step, 'guard.run', 'once', figure='client_us')):.2f}x",
+        ]
+        for step in steps
+    )
+    return table(["call", "`once`, client us", "`guard.run`, client us", "ratio"], lines) if rows else "Not measured."
 
 
 def profile() -> str:

@@ -3,6 +3,7 @@ a report."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from benchmarks.contestants import begin, contestants, end
 from benchmarks.machine import ROOT
-from benchmarks.plan import Plan
+from benchmarks.plan import APART, PARTS, Plan
 from benchmarks.report.figures import shown
 
 pytest.importorskip("hiredis")  # as the measured runs have it
@@ -149,6 +150,11 @@ def _python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
         timeout=60,
         check=False,
     )
+
+
+@pytest.mark.parametrize("part", [*PARTS, *APART])
+def test_every_part_can_be_imported(part: str) -> None:
+    assert callable(importlib.import_module(f"benchmarks.{part}").run)
 
 
 def test_every_piece_of_a_call_can_be_taken_by_itself() -> None:
