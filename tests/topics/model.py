@@ -229,13 +229,18 @@ class Model:
         return (-(message.priority or 0), message.due)
 
     def _best(self) -> set[str]:
-        """The keys that may go next: those of the best rank, and those whose rank is not promised."""
+        """Return the keys that may go next: those of the best rank, and those whose rank is not promised.
+
+        A message of a former policy may stand in front of its group, and hide others of the group behind it.
+        """
         may = {key: message for key, message in self._ripe().items() if self._fits(message)}
-        best = min((self._rank(message) for message in may.values() if not message.former), default=None)
+        hidden = {message.group for message in may.values() if message.former and message.group}
+        shown = [message for message in may.values() if not message.former and message.group not in hidden]
+        best = min(map(self._rank, shown), default=(NEVER, NEVER))
         return {
             key
             for key, message in may.items()
-            if message.former or (self._rank(message) == best and not self._is_overtaking(message, may))
+            if message.former or (self._rank(message) <= best and not self._is_overtaking(message, may))
         }
 
     def _is_overtaking(self, message: Message, may: dict[str, Message]) -> bool:
