@@ -197,8 +197,8 @@ class GuardMethods:
             on_replay: a function that gets the key and the `Verdict` on each duplicate of a done key. Its errors are
                 counted and logged.
             on_store_error: while the store is unavailable "raise", "run" unguarded, or guard within this process
-                ("local"). Each case is counted. With "local" this process keeps the results of 100,000 keys that it
-                ran without the store, at most 32 MiB, and answers their duplicates until the store is back.
+                ("local"). Each case is counted. With "local" this process answers duplicates of keys that it ran
+                without the store, until the store is back. It keeps 100,000 results or 32 MiB.
             max_attempts: starts of a key without success before AttemptsExhausted. None: no limit. The count restarts
                 if no attempt follows within `retention`.
             max_run: how long a run may take, from its start. Then its lease is renewed no more, `current().lease_lost`

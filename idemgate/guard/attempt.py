@@ -431,7 +431,7 @@ class ClaimAttempt:
 
     @property
     def needs_renewal(self) -> bool:
-        """True if less than half of the lease is left, as far as this process knows: the reply came late."""
+        """True if less than half of the lease is left by this process's clock, because the reply came late."""
         return monotonic() - self.leased_at > self.options.lease / 2000
 
     def build_renewal(self) -> Call[Renewal]:

@@ -264,8 +264,9 @@ def decorate(
 ) -> Callable[P, R]:
     """Return the guarded function.
 
-    Raise InvalidArgument for a function that returns before its work ends, for one without a unique name if there
-    is no scope, and for a `key` whose fields the function does not have.
+    Raises:
+        InvalidArgument: the function returns before its work ends. Or it has no unique name and there is no scope. Or
+            it lacks fields of the `key`.
     """
     inner = getattr(func, "__func__", func)
     check_function(inner)

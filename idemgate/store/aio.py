@@ -193,9 +193,9 @@ class AsyncLink:
         """Send one call and return its answer, as `SyncLink.run` does. Cancelling the caller does not stop the call."""
         return await self.start(call, within, attempt).answer
 
-    async def run_all(self, batch: Batch[T], within: float | None = None, attempt: float | None = None) -> T:
+    async def run_all(self, batch: Batch[T], within: float | None = None) -> T:
         """Send the calls of a batch together and return its joined answer, as `SyncLink.run_all` does."""
-        return batch.join(await asyncio.shield(self.spawn(self._run_batch(batch.calls, self._budget(within, attempt)))))
+        return batch.join(await asyncio.shield(self.spawn(self._run_batch(batch.calls, self._budget(within, None)))))
 
     async def run_each(
         self, calls: Sequence[PerKeyCall[Any]], within: float | None = None, attempt: float | None = None

@@ -179,27 +179,31 @@ class HeartbeatThread:
         A reply that does not come must leave time for another try before the shortest lease ends, due now or not.
         """
         started, batches = monotonic(), list[tuple[LeaseRenewal, Batch[None]]]()
+        failed = list[tuple[LeaseRenewal, Exception]]()
         shortest = min(renewal.lease for renewal in (*renewals, *self._living()))
         for renewal in renewals:
             renewal.due = started + renewal.interval
             try:
                 batches.append((renewal, renewal.renew()))
             except Exception as error:  # noqa: BLE001 - an error about one lease must not stop the others
-                _report_failure(renewal, error)
+                failed.append((renewal, error))
         outcomes = link.try_each([batch for _, batch in batches], shortest / 3)
         for (renewal, _), outcome in zip(batches, outcomes, strict=True):
             if outcome is None:
                 renewal.last, renewal.failures = started, 0
             else:
-                _report_failure(renewal, outcome)
+                failed.append((renewal, outcome))
+        if failed:
+            _report_failures(failed)
 
 
-def _report_failure(renewal: LeaseRenewal, error: Exception) -> None:
-    """Schedule another try of a renewal that failed, and log the failure: the first, second, fourth, eighth ... one."""
-    renewal.failures += 1
-    renewal.due = monotonic() + min(renewal.interval, retry_pause(renewal.failures))
-    if renewal.failures & (renewal.failures - 1) == 0:
-        facts = {"lease": renewal.lease, "failures": renewal.failures, "error": str(error)}
-        log.warning("lease.renewal_failed", extra=facts)
-    if monotonic() - renewal.last > renewal.lease - renewal.interval:
-        renewal.overdue()
+def _report_failures(failed: Sequence[tuple[LeaseRenewal, Exception]]) -> None:
+    """Schedule another try of renewals that failed together. Log the first, second, fourth, eighth ... failure."""
+    for renewal, _ in failed:
+        renewal.failures += 1
+        renewal.due = monotonic() + min(renewal.interval, retry_pause(renewal.failures))
+        if monotonic() - renewal.last > renewal.lease - renewal.interval:
+            renewal.overdue()
+    if any(renewal.failures & (renewal.failures - 1) == 0 for renewal, _ in failed):
+        facts = {"leases": len(failed), "error": str(failed[0][1])}
+        log.warning("lease.renewal_failed leases=%d: %s", *facts.values(), extra=facts)

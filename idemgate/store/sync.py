@@ -106,9 +106,9 @@ class SyncLink:
 
         Args:
             call: the script call.
-            within: the seconds until the deadline of all tries; None: the timeout of the gate.
-            attempt: the seconds that one try waits for its reply; None: the timeout of the connection. Not used with
-                `durability=`, whose reply comes behind the wait for replicas.
+            within: the seconds until the deadline of all tries. None: the timeout of the gate.
+            attempt: the seconds that one try waits for its reply. None: the timeout of the connection. With
+                `durability=` it is not used, because the reply comes after the wait for replicas.
 
         Raises:
             StoreUnavailable: no reply before the deadline. `executed` is "no" or "unknown".
@@ -154,20 +154,19 @@ class SyncLink:
         destination = redirect.resolve(self._retry(redirect.lookup(), budget), by)
         return destination.join([self._retry(one, budget, redirects + 1) for one in destination.calls])  # type: ignore[no-any-return]
 
-    def run_all(self, batch: Batch[T], within: float | None = None, attempt: float | None = None) -> T:
+    def run_all(self, batch: Batch[T], within: float | None = None) -> T:
         """Send the calls of a batch together and return its joined answer.
 
         Args:
-            batch: the calls. They take one round trip; on a cluster one for each node, in parallel.
-            within: the seconds until the deadline of the whole batch; None: the timeout of the gate.
-            attempt: the seconds that one try waits for its replies, as for `run`.
+            batch: the calls. They take one round trip. On a cluster they take one for each node, in parallel.
+            within: the seconds until the deadline of the whole batch. None: the timeout of the gate.
 
         Raises:
             StoreUnavailable: a call got no reply before the deadline.
             ServerRejected: the server refused a call for good.
             UnexpectedData: a key holds other data.
         """
-        return batch.join(self._run_batch(batch.calls, self._budget(within, attempt)))
+        return batch.join(self._run_batch(batch.calls, self._budget(within, None)))
 
     def run_each(
         self, calls: Sequence[PerKeyCall[Any]], within: float | None = None, attempt: float | None = None
@@ -195,10 +194,14 @@ class SyncLink:
         return outcomes
 
     def try_each(self, batches: Sequence[Batch[None]], attempt: float) -> list[Exception | None]:
-        """Send the calls of batches together, once, and join the answers of each. Return one error, or None, for each.
+        """Send the calls of batches together and join the answers of each. A batch that fails does not affect others.
 
-        A batch that fails does not affect the others, as when its node of a cluster does not answer. A try waits for
-        `attempt` seconds at most.
+        Args:
+            batches: the batches. They are sent once: the caller retries.
+            attempt: the most seconds that the try waits for replies.
+
+        Returns:
+            One error for each batch. None if it succeeded.
         """
         calls = [call for batch in batches for call in batch.calls]
         try:

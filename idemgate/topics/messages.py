@@ -123,10 +123,11 @@ class Receipt:
     """The result of a trigger.
 
     Attributes:
-        status: "scheduled" (a new pending message), "merged" (merged into the pending message of its key),
-            "replaced" (merged, and the message moved to the time of this trigger), "dropped" (not accepted: an older
-            `version`, or inside the window of a leading edge) or "duplicate" (its `event_id` was seen for this key).
-        due_ms: The time at which the message is due, in ms since the epoch. None if the trigger was not accepted.
+        status: What became of the trigger. "scheduled": it is a new pending message. "merged": it joined the pending
+            message of its key. "replaced": it joined that message and moved it to its own time. "dropped": it was not
+            accepted, because its `version` is older or the window of a leading edge is open. "duplicate": its
+            `event_id` was seen for this key.
+        due_ms: The time at which the message is due. In ms since the epoch. None if the trigger was not accepted.
         ticket: The data by which `topic.result` finds the result. None if the topic stores no results.
     """
 

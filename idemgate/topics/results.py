@@ -65,19 +65,19 @@ class ResultWait:
         NoResult: the trigger was not accepted.
     """
 
-    __slots__ = ("_deadline", "_receipt", "_seconds", "_topic", "ticket")
+    __slots__ = ("_deadline", "_seconds", "_topic", "ticket")
 
-    def __init__(self, topic: str, receipt: Receipt, timeout: Duration) -> None:
+    def __init__(self, topic: str, policy: Policy, receipt: Receipt, timeout: Duration) -> None:
         if not isinstance(receipt, Receipt):
             raise InvalidArgument("receipt", receipt, "not a receipt", "Pass what trigger() returned")
-        if receipt.ticket is None:
-            raise _build_no_results_error(topic, receipt)
-        if receipt.ticket.topic != topic:
+        if receipt.ticket is not None and receipt.ticket.topic != topic:
             problem = f"a receipt of topic {receipt.ticket.topic!r}, not of {topic!r}"
             raise InvalidArgument("receipt", receipt, problem, "Pass it to `result` of its topic")
+        if receipt.ticket is None or policy.result_retention is None:
+            fix = 'Declare the topic with result_retention="10m"'
+            raise InvalidArgument("receipt", receipt, f"topic {topic!r} stores no results", fix)
         self.ticket = receipt.ticket
         self._topic = topic
-        self._receipt = receipt
         self._seconds = milliseconds(timeout, "timeout", zero=True) / 1000
         self._deadline = monotonic() + self._seconds
         if not receipt.accepted:
@@ -86,11 +86,6 @@ class ResultWait:
     @property
     def _key(self) -> str:
         return self.ticket.key.decode(errors="backslashreplace")
-
-    def check_retention(self, policy: Policy) -> None:
-        """Raise InvalidArgument if the stored topic keeps no results any more."""
-        if policy.result_retention is None:
-            raise _build_no_results_error(self._topic, self._receipt)
 
     def check_deadline(self) -> None:
         """Raise ResultTimeout if the wait is over."""
@@ -120,8 +115,3 @@ class ResultWait:
         if kind == b"n":
             raise NoResult(self._topic, self._key, f"its value was not stored: {text}")
         raise DecodeError(f"a result begins with {kind!r}, which this version does not know")
-
-
-def _build_no_results_error(topic: str, receipt: Receipt) -> InvalidArgument:
-    fix = 'Declare the topic with result_retention="10m"'
-    return InvalidArgument("receipt", receipt, f"topic {topic!r} stores no results", fix)

@@ -164,8 +164,7 @@ class Topic(BaseTopic[Sent, Delivered]):
             NoResult: The trigger was not accepted or was cancelled, or the value could not be stored.
             InvalidArgument: The topic stores no results, or the receipt is of another topic.
         """
-        wait = ResultWait(self.name, receipt, timeout)
-        wait.check_retention(self.open().policy)
+        wait = ResultWait(self.name, self.open().policy, receipt, timeout)
         while (found := self.run(lambda calls: calls.result(wait.ticket))) is None:
             wait.check_deadline()
             channel = self.open().result_channel(wait.ticket)

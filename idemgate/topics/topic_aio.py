@@ -104,8 +104,8 @@ class AioTopic(BaseTopic[Sent, Delivered]):
 
     async def result(self, receipt: Receipt, timeout: Duration = "30s") -> Any:  # noqa: ASYNC109 - as for `Topic`
         """Wait for the end of a delivery and return what its handler returned. See `Topic.result`."""
-        wait, link = ResultWait(self.name, receipt, timeout), self.definition.context.aio_link
-        wait.check_retention((await self.open()).policy)
+        wait = ResultWait(self.name, (await self.open()).policy, receipt, timeout)
+        link = self.definition.context.aio_link
         while (found := await self.run(lambda calls: calls.result(wait.ticket))) is None:
             wait.check_deadline()
             channel = (await self.open()).result_channel(wait.ticket)

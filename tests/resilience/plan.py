@@ -1,12 +1,15 @@
-"""What is broken when: a plan made of a seed alone."""
+"""What is broken when: a plan made of a seed alone, and its execution."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic
 from typing import NamedTuple
 
-__all__ = ["Fault", "plan"]
+__all__ = ["Fault", "injecting", "plan"]
 
 
 class Fault(NamedTuple):
@@ -27,3 +30,35 @@ def plan(seed: int, seconds: float, lanes: Mapping[str, tuple[float, tuple[str, 
         while (at := at + drawn.uniform(0.5, 1.5) * pause) < seconds:
             made[lane].append(Fault(round(at, 3), drawn.choice(names), int(drawn.random() * 1000) / 1000))
     return made
+
+
+@contextmanager
+def injecting(
+    lanes: Mapping[str, Sequence[Fault]], inject: Callable[[Fault], object], over: threading.Event
+) -> Generator[list[BaseException]]:
+    """Inject the faults at their times during the block, each lane in a thread. Set `over` at its end.
+
+    Yield the errors of `inject` so far: the block should end with the first. At the end they fail the test.
+    """
+    errors: list[BaseException] = []
+    begin = monotonic()
+
+    def run(faults: Sequence[Fault]) -> None:
+        try:
+            for fault in faults:
+                if over.wait(max(0.0, begin + fault.at - monotonic())):
+                    return
+                inject(fault)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(faults,)) for faults in lanes.values()]
+    for thread in threads:
+        thread.start()
+    try:
+        yield errors
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert not errors, errors

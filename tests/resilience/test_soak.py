@@ -31,9 +31,9 @@ from idemgate.testing import audit
 from tests.cluster import wait_for
 from tests.proxy import Proxy
 from tests.resilience.load import LEASE, TOPICS, topics_of
-from tests.resilience.plan import Fault, plan
+from tests.resilience.plan import Fault, injecting, plan
 from tests.resilience.servers import Jumpy
-from tests.resilience.verdict import Verdict, thirds
+from tests.resilience.verdict import Verdict, find_growth, read_events
 from tools.reliability import server_of
 
 SECONDS = milliseconds(os.environ.get("IDEMGATE_SOAK", "6s"), "IDEMGATE_SOAK") / 1000
@@ -94,31 +94,17 @@ class Soak:
             self.steady[f"{self.name}:samples:{pid}"] = f"{kind}, {flavour}"
 
     def run(self, faults: dict[str, list[Fault]], seconds: float) -> None:
-        wrong: list[BaseException] = []
-
-        def lane(planned: list[Fault]) -> None:
-            try:
-                for fault in planned:
-                    if self.over.wait(max(0.0, begin + fault.at - monotonic())):
-                        return
-                    getattr(self, "_" + fault.name.replace(" ", "_"))(fault.amount)
-                    self.counted[fault.name] += 1
-            except BaseException as error:
-                wrong.append(error)
-
         for one in PROCESSES:
             self.start(*one)
         begin = monotonic()
-        threads = [threading.Thread(target=lane, args=(planned,)) for planned in faults.values()]
-        for one in threads:
-            one.start()
-        while monotonic() < begin + seconds and not wrong:
-            self._sample()
-            self.over.wait(1)
-        self.over.set()
-        for one in threads:
-            one.join()
-        assert not wrong, wrong
+        with injecting(faults, self._inject, self.over) as errors:
+            while monotonic() < begin + seconds and not errors:
+                self._sample()
+                self.over.wait(1)
+
+    def _inject(self, fault: Fault) -> None:
+        getattr(self, "_" + fault.name.replace(" ", "_"))(fault.amount)
+        self.counted[fault.name] += 1
 
     def _sample(self) -> None:
         with self.serving, suppress(redis.ConnectionError):  # this client may be killed, too: the next sample tells
@@ -283,21 +269,13 @@ class Soak:
             self.raw.delete(key)
 
     def events(self) -> Iterator[list[Any]]:
-        for start in range(0, self.raw.llen(f"{self.name}:events"), 10_000):
-            for line in self.raw.lrange(f"{self.name}:events", start, start + 9_999):
-                yield json.loads(line)
+        return read_events(self.raw, f"{self.name}:events")
 
     def grown(self) -> list[str]:
         """What grew by more than it may, of each that lived through it; prints all."""
-        found: list[str] = []
         told = {name: list(map(json.loads, self.raw.lrange(key, 0, -1))) for key, name in self.steady.items()}
-        for name, samples in {**told, "server": self.samples}.items():
-            for what, first, last in thirds(samples):
-                print(f"{name}: {what} {first:,.0f} -> {last:,.0f}")
-                part, number = GROWTH[what]
-                if last > first * (1 + part) + number:
-                    found.append(f"{name}: {what} grew from {first:,.0f} to {last:,.0f}")
-        return found
+        samples = {**told, "server": self.samples}
+        return [line for name, one in samples.items() for line in find_growth(name, one, GROWTH)]
 
 
 BASE = ("--appendonly", "yes")

@@ -3,11 +3,12 @@ a lease was lost."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Verdict", "median", "thirds"]
+__all__ = ["Verdict", "find_growth", "median", "read_events"]
 
 
 class Run(NamedTuple):
@@ -151,9 +152,29 @@ def median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def thirds(samples: list[dict[str, float]]) -> Iterator[tuple[str, float, float]]:
-    """Of each figure the medians of the first and of the last third."""
+def _thirds(samples: list[dict[str, float]]) -> Iterator[tuple[str, float, float]]:
+    """Yield of each figure the medians of the first and of the last third."""
     third = len(samples) // 3
     for name in samples[0]:
         first, last = samples[:third], samples[-third:]
         yield name, median([one[name] for one in first]), median([one[name] for one in last])
+
+
+def find_growth(who: str, samples: list[dict[str, float]], most: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Return what grew too much from the first third of the samples to the last, and print all figures.
+
+    `most`: of each figure the share of the first median, and the amount on top, by which the last may be larger.
+    """
+    found: list[str] = []
+    for name, first, last in _thirds(samples):
+        print(f"{who}: {name} {first:,.0f} -> {last:,.0f}")
+        share, amount = most[name]
+        if last > first * (1 + share) + amount:
+            found.append(f"{who}: {name} grew from {first:,.0f} to {last:,.0f}")
+    return found
+
+
+def read_events(raw: Any, key: str) -> Iterator[list[Any]]:
+    """Yield the events that processes pushed to a list as JSON."""
+    for start in range(0, raw.llen(key), 10_000):
+        yield from map(json.loads, raw.lrange(key, start, start + 9_999))

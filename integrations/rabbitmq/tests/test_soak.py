@@ -29,8 +29,8 @@ from idemgate import Gate
 from idemgate.testing import audit
 from idemgate.types import milliseconds
 from tests.proxy import Proxy
-from tests.resilience.plan import Fault, plan
-from tests.resilience.verdict import thirds
+from tests.resilience.plan import Fault, injecting, plan
+from tests.resilience.verdict import find_growth, read_events
 from tools.reliability import server_of
 
 SECONDS = milliseconds(os.environ.get("IDEMGATE_SOAK", "10s"), "IDEMGATE_SOAK") / 1000
@@ -140,31 +140,11 @@ class Soak:
 
     def run(self, faults: dict[str, list[Fault]], seconds: float) -> None:
         """Publish messages for so many seconds, while the faults happen at their times."""
-        wrong: list[BaseException] = []
-
-        def inject(planned: list[Fault]) -> None:
-            try:
-                for fault in planned:
-                    if self.over.wait(max(0.0, begin + fault.at - monotonic())):
-                        return
-                    self._inject(fault)
-                    self.counted[fault.name] += 1
-            except BaseException as error:
-                wrong.append(error)
-
         for client, steady in CONSUMERS:
             self.start(client, steady)
         begin = monotonic()
-        threads = [threading.Thread(target=inject, args=(planned,)) for planned in faults.values()]
-        for thread in threads:
-            thread.start()
-        try:
-            self._publish_until(lambda: monotonic() > begin + seconds or bool(wrong))
-        finally:
-            self.over.set()
-            for thread in threads:
-                thread.join()
-        assert not wrong, wrong
+        with injecting(faults, self._inject, self.over) as errors:
+            self._publish_until(lambda: monotonic() > begin + seconds or bool(errors))
 
     def _publish_until(self, over: Callable[[], bool]) -> None:
         drawn = random.Random(f"{self.seed} messages")
@@ -185,6 +165,7 @@ class Soak:
             WIRE[fault.name](self.proxy)
         else:
             getattr(self, "_" + fault.name.replace(" ", "_"))(fault.amount)
+        self.counted[fault.name] += 1
 
     def _black_hole(self, amount: float) -> None:
         self.proxy.black_hole = True
@@ -256,21 +237,15 @@ class Soak:
         return self.gate.inspect(message_id, scope=SCOPE)
 
     def events(self) -> Iterator[list[Any]]:
-        for start in range(0, self.raw.llen(self.name), 10_000):
-            yield from map(json.loads, self.raw.lrange(self.name, start, start + 9_999))
+        return read_events(self.raw, self.name)
 
     def growth(self) -> list[str]:
         """Return what grew by more than it may in a steady consumer. Print all figures."""
         found: list[str] = []
         for process, (client, steady) in self.consumers.items():
-            if not steady:
-                continue
-            samples = [json.loads(line) for line in self.raw.lrange(f"{self.name}:{process.pid}", 0, -1)]
-            for what, first, last in thirds(samples):
-                print(f"{client}: {what} {first:,.0f} -> {last:,.0f}")
-                share, amount = GROWTH[what]
-                if last > first * (1 + share) + amount:
-                    found.append(f"{client}: {what} grew from {first:,.0f} to {last:,.0f}")
+            if steady:
+                samples = [json.loads(line) for line in self.raw.lrange(f"{self.name}:{process.pid}", 0, -1)]
+                found += find_growth(client, samples, GROWTH)
         return found
 
     def close(self) -> None:
