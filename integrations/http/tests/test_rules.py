@@ -175,9 +175,10 @@ def test_a_single_tenant_has_no_callers(serve: Serve, effects: Effects) -> None:
 def test_a_large_body_is_refused_by_its_length_and_by_its_bytes(serve: Serve, effects: Effects, face: str) -> None:
     client = serve(effects, max_body_bytes=1000)
     assert client.post(content=b"x" * 1000).status_code == 201
-    problem(client.post(content=b"x" * 1001), "body-too-large", 413)
+    once = {"connection": "close"}  # a server may close the connection of a body that it has not read to its end
+    problem(client.post(content=b"x" * 1001, headers=once), "body-too-large", 413)
     if "wsgiref" not in face and face != "django-waitress":
-        problem(client.post("l", content=iter([b"x" * 600, b"x" * 600])), "body-too-large", 413)
+        problem(client.post("l", content=iter([b"x" * 600, b"x" * 600]), headers=once), "body-too-large", 413)
     assert client.post(None, content=b"x" * 2000).status_code == 201
     assert len(effects.calls) == 2
 
