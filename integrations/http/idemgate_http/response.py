@@ -60,9 +60,23 @@ def pack_not_kept(status: int, why: str) -> list[Any]:
 
 def unpack(value: object) -> Stored | None:
     """Return what a record holds, or None if another program or version wrote it."""
-    if not isinstance(value, list | tuple) or len(cast("list[object]", value)) != 5 or value[0] != _VERSION:
-        return None
-    _, status, headers, body, why = cast("tuple[int, int, Iterable[tuple[str, str]], bytes, str]", value)
-    if why:
-        return Stored(status, None, why)
-    return Stored(status, Response(status, tuple((name, text) for name, text in headers), body))
+    match value:
+        case [int(version), int(status), list(headers) | tuple(headers), bytes(body), str(why)] if (
+            version == _VERSION and 100 <= status <= 999
+        ):
+            pairs = [_header(header) for header in cast("Iterable[object]", headers)]
+            if None in pairs:
+                return None
+            kept = tuple(pair for pair in pairs if pair is not None)
+            return Stored(status, None if why else Response(status, kept, body), why)
+        case _:
+            return None
+
+
+def _header(value: object) -> tuple[str, str] | None:
+    """Return a pair of texts as a header, and None for other values."""
+    match value:
+        case [str(name), str(text)]:
+            return name, text
+        case _:
+            return None

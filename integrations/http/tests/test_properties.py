@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from idemgate_http import Headers, Response, record_key
 from idemgate_http.core import HttpGuard, Selected
@@ -61,9 +61,35 @@ def test_no_credential_and_nothing_unlisted_is_stored(headers: Any, extra: set[s
     assert [*stored.response.headers] == kept
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.binary(), st.lists, max_leaves=8))
+ANYTHING = st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.binary(), st.lists, max_leaves=8)
+NEARLY = st.tuples(
+    st.just(1) | ANYTHING,
+    st.integers(90, 1010) | ANYTHING,
+    st.lists(st.lists(st.text(), min_size=2, max_size=2) | ANYTHING, max_size=3) | ANYTHING,
+    st.binary() | ANYTHING,
+    st.text() | ANYTHING,
+)
+
+
+@given(ANYTHING | NEARLY | NEARLY.map(list))
+@example([1, 200, [["etag", "1"]], b"x", ""])
+@example([1, 200, [["etag"]], b"x", ""])
+@example([True, None, "0", None, None])
 def test_what_another_program_stored_is_no_response(value: Any) -> None:
-    assert unpack(value) is None or isinstance(value, list)
+    """Whatever a record holds, only a response with the types of a response is replayed."""
+    stored = unpack(value)
+    whole = (
+        isinstance(value, list | tuple)
+        and [type(part) for part in value[1:2] + value[3:]] == [int, bytes, str]
+        and isinstance(value[2], list | tuple)
+        and value[0] == 1
+        and 100 <= value[1] <= 999
+        and all(isinstance(pair, list) and [*map(type, pair)] == [str, str] for pair in value[2])
+    )
+    assert (stored is not None) == whole
+    if stored is not None and stored.response is not None:
+        assert (stored.status, stored.response.status) == (value[1], value[1])
+        assert ([[*pair] for pair in stored.response.headers], stored.response.body) == (value[2], value[3])
 
 
 _numbers = itertools.count()
