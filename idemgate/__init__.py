@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from idemgate.core.durations import Duration
 from idemgate.core.verdict import Verdict, verdict_of
+from idemgate.core.version import VERSION
 from idemgate.default_gate import configure, default_gate
 from idemgate.errors import (
     AlreadyDone,
@@ -34,7 +35,7 @@ from idemgate.topics.merge import append, union
 from idemgate.topics.messages import Delivery, Receipt, Trigger
 from idemgate.topics.topic import Topic
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Adaptive",

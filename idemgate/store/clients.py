@@ -22,6 +22,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
+from idemgate.core.version import VERSION
 from idemgate.errors import NotConfigured
 from idemgate.store.endpoint import Endpoint, verifies_certificate
 
@@ -33,6 +34,11 @@ CONNECTIONS = 64
 """The most connections of one client. Further calls wait for one."""
 _FIXED_SETTINGS: dict[str, Any] = {"decode_responses": False, "protocol": 2}
 """RESP2 gives replies one shape on every version, and needs no HELLO to connect."""
+with suppress(ImportError):  # redis-py before 7.2
+    from redis.driver_info import DriverInfo
+
+    # One for all connections: without it redis-py reads its own metadata for each, which takes a millisecond.
+    _FIXED_SETTINGS["driver_info"] = DriverInfo().add_upstream_driver("idemgate", VERSION)
 _ASYNC_CLASSES = {
     connection.Connection: aconnection.Connection,
     connection.SSLConnection: aconnection.SSLConnection,
