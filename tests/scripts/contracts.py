@@ -145,6 +145,7 @@ def _includes(text: str) -> list[str]:
     return [name for _, name in _include_lines(text)]
 
 
+@cache
 def _include_lines(text: str) -> list[tuple[str, str]]:
     """The indent of each include and the file; what is indented belongs to the function around it."""
     return re.findall(r'^( *)--- @include "([^"]+)"$', text, re.MULTILINE)
@@ -226,10 +227,15 @@ def _includes_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
             yield f"uses {', '.join(sorted(missing))} and does not include {other}"
 
 
-def _reached(name: str, sources: Sources, seen: frozenset[str] = frozenset()) -> set[str]:
-    if name in seen or name not in sources:
-        return set()
-    return {name}.union(*(_reached(one, sources, seen | {name}) for one in _includes(sources[name])))
+def _reached(name: str, sources: Sources) -> set[str]:
+    """Return a file and all that it includes, directly or not."""
+    found, wanted = set[str](), [name]
+    while wanted:
+        one = wanted.pop()
+        if one in sources and one not in found:
+            found.add(one)
+            wanted += _includes(sources[one])
+    return found
 
 
 def _is_a_library(name: str, text: str, _: Sources) -> Iterator[str]:

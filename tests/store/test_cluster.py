@@ -610,8 +610,8 @@ async def test_the_timeout_bounds_a_call_if_none_answers(
         # When a call fails
         with pytest.raises(StoreUnavailable):
             await ask.run(ask.claims.inspect(ask.claims.key("s", "k")))
-        # Then it took no longer than its timeout; on a busy machine a little longer
-        assert time.monotonic() - began < seconds + 0.7
+        # Then it took its timeout once, not once for each server; a busy machine takes a little longer
+        assert time.monotonic() - began < 2 * seconds + 0.7
 
 
 @contextmanager

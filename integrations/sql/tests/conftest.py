@@ -60,9 +60,10 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def postgres_url(postgres: Postgres) -> str:
+def postgres_url(postgres: Postgres) -> Iterator[str]:
     """The URL of an empty PostgreSQL database."""
-    return postgres.create_database()
+    with postgres.lend_database() as url:
+        yield url
 
 
 @pytest.fixture(params=[pytest.param(name, marks=SLOW.get(name, ())) for name in FLAVOURS])

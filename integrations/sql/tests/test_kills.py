@@ -28,7 +28,8 @@ KILLS = int(os.environ.get("IDEMGATE_KILLS", "0"))
 PAY, CONSUME = "integrations.sql.tests.killed:pay", "integrations.sql.tests.killed:consume"
 LEASE = 30.0
 """Seconds. It lapses only when the clock of the test says so."""
-FEW = 6
+FEW = 2
+"""Rounds of each kind in the usual suite. The slow tests draw many more."""
 
 
 class Payments:
@@ -36,7 +37,7 @@ class Payments:
 
     def __init__(self, zygote: Zygote, url: str, flavour: Flavour, name: str, seed: int) -> None:
         self.zygote, self.flavour = zygote, flavour
-        self.drawn = random.Random(seed)
+        self.seed, self.drawn = seed, random.Random(seed)
         self.clock = Clock(1_700_000_000.0)
         self.gate = Gate(url, namespace=f"kills-{name}-{seed}", clock=self.clock)
         self.raw = redis.Redis.from_url(url)
@@ -162,11 +163,11 @@ async def payments(request: pytest.FixtureRequest, zygote: Zygote, own_url: str,
             print(f"\n{request.node.name}: kills {figures} seed={seed}")
 
 
-@pytest.mark.parametrize("flush", [False, True], ids=["lapsed", "flushed"])
-async def test_a_payment_killed_at_each_step_is_credited_once(payments: Payments, flush: bool) -> None:
-    for place in PLACES:
-        payments.kill_at(place, flush=flush)
-    payments.kill_at("after insert", times=3, flush=flush)
+async def test_a_payment_killed_at_each_step_is_credited_once(payments: Payments) -> None:
+    # The lease lapses at one step, and Redis loses its data at the next. The seed says which comes first.
+    for number, place in enumerate(PLACES, start=payments.seed):
+        payments.kill_at(place, flush=number % 2 == 1)
+    payments.kill_at("after insert", times=3, flush=payments.seed % 2 == 1)
 
 
 async def test_payments_killed_at_random_moments_are_credited_once(payments: Payments) -> None:
@@ -180,7 +181,7 @@ async def test_owners_that_stall_beyond_their_lease_credit_once(payments: Paymen
 
 
 async def test_a_redelivery_of_a_topic_whose_worker_died_is_credited_once(payments: Payments) -> None:
-    for place in (*PLACES, "before topics/settle"):
+    for place in ("before insert", "after commit", "before topics/settle"):
         payments.redeliver(place)
 
 
@@ -193,6 +194,7 @@ SCENES: dict[str, Callable[[Payments], None]] = {
         else payments.kill_at(payments.drawn.choice(PLACES), flush=True)
     ),
     "stalled": lambda payments: payments.stall(flush=payments.drawn.random() < 0.3),
+    "redelivered": lambda payments: payments.redeliver(payments.drawn.choice((*PLACES, "before topics/settle"))),
 }
 
 
@@ -200,7 +202,7 @@ SCENES: dict[str, Callable[[Payments], None]] = {
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("scene", SCENES)
 async def test_many_kills(payments: Payments, scene: str) -> None:
-    """Kill a quarter of IDEMGATE_KILLS in each scene and flavour."""
+    """Kill a fifth of IDEMGATE_KILLS in each scene and flavour."""
     if not KILLS:
         pytest.skip("IDEMGATE_KILLS says how many")
     while payments.kills < KILLS / len(SCENES):
