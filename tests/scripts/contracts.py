@@ -151,11 +151,17 @@ def _include_lines(text: str) -> list[tuple[str, str]]:
     return re.findall(r'^( *)--- @include "([^"]+)"$', text, re.MULTILINE)
 
 
+@cache
+def _include_blocks(text: str) -> list[str]:
+    """Return the includes that stand together, with the same kind of indent."""
+    return re.findall(r"(?:^--- @include .*\n)+|(?:^ +--- @include .*\n)+", text, re.MULTILINE)
+
+
 def expanded(name: str, sources: Sources, seen: set[str] | None = None) -> list[str]:
     """The files of a script in the order in which the reader puts them, itself last."""
     seen = {name} if seen is None else seen
     found: list[str] = []
-    for block in re.findall(r"(?:^--- @include .*\n)+|(?:^ +--- @include .*\n)+", sources[name], re.MULTILINE):
+    for block in _include_blocks(sources[name]):
         scope = seen.copy() if block.startswith(" ") else seen
         for wanted in _includes(block):
             if wanted not in scope and wanted in sources:
