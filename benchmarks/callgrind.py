@@ -77,7 +77,7 @@ def _entered(edge: Edge, rooms: Rooms) -> Iterator[str]:
 
 
 def _edges(file: Path, rooms: Rooms, found: dict[str, int]) -> Iterator[Edge]:
-    """The calls; functions of libraries have no name here. Into `found`: what each library needed by itself."""
+    """The calls; functions of libraries have no name here. Into `found`: the instructions of each library alone."""
     names: dict[tuple[str, str], str] = {}
     now: dict[str, str] = {}
     calls = False

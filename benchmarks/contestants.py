@@ -48,7 +48,7 @@ def _contestant(name: str, url: str, core: int | None) -> Iterator[Ask]:
 def begin(contestant: Ask, step: str, **words: object) -> None:
     """Sends a request; `end` waits for its answer."""
     assert contestant.stdin is not None
-    with suppress(BrokenPipeError):  # it ended by itself: `end` says so
+    with suppress(BrokenPipeError):  # it ended before: `end` says so
         contestant.stdin.write(json.dumps({"step": step, **words}) + "\n")
         contestant.stdin.flush()
 
@@ -60,4 +60,4 @@ def end(contestant: Ask) -> dict[str, Any]:
         contestant.kill()
         return {"error": f"no answer within {PATIENCE} s"}
     line = contestant.stdout.readline()
-    return json.loads(line) if line else {"error": f"it ended by itself; see {LOG}"}
+    return json.loads(line) if line else {"error": f"it ended before the command; see {LOG}"}

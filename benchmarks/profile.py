@@ -66,7 +66,7 @@ def _gate(server: Any) -> Gate:
 
 
 def _misses(plan: Plan) -> Iterator[Row]:
-    """With so many pending, which a server by itself put in: under callgrind that would take an hour."""
+    """With so many pending, which a server without callgrind loaded: under callgrind that would take an hour."""
     for size in (plan.size(size) for size in SIZES):
         with tempfile.TemporaryDirectory() as home:
             with started("--dir", home) as raw, closing(Backlog(raw)) as ours:

@@ -137,7 +137,7 @@ def users(raw: Any, url: str, namespace: str) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def entry(url: str, namespace: str, request: pytest.FixtureRequest) -> str:
-    """The URL by which the gates of a test log in: as somebody who may do all, or as a user of the roles in
+    """The URL by which the gates of a test log in: as a user who may do all, or as a user of the roles in
     IDEMGATE_TEST_ROLES, to whom the names that tests make up outside of the namespace are given, too."""
     roles = [role for role in os.environ.get("IDEMGATE_TEST_ROLES", "").split(",") if role]
     if not roles:
@@ -266,7 +266,7 @@ class Awaited:
 
 @pytest.fixture
 def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for an event sleeps for an hour. Only being woken ends that, so a test that goes on shows a
+    """Let each waiter sleep for an hour. Only a wake-up ends that, so a test that goes on shows a
     wake-up, however slow the machine is."""
 
     def wait(self: Waiter, seconds: float) -> bool:

@@ -5,7 +5,7 @@ folders are run whose subject it is, under the access list that `idemgate acl` p
 passed, and what was left out and why; of that, what an admin may do is run as an admin. Last, every word is taken in
 turn from the list of each role (`tests/security/test_least.py`).
 
-Under the list is what a test asks of its gate. What it compares with, and damages, it asks as somebody who may do all.
+Under the list is what a test asks of its gate. Its comparisons and damages run as a user who may do all.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ PROGRAMS = {
         {
             _RESLOTS: ["tests/worker/test_worker_reslot.py::test_members_share_the_new_slots"],
             "subscribes, and is run below": _SUBSCRIBERS,
-            "asks a server of its own, as somebody who may do all": ["tests/worker/test_subscribers_expiry.py"],
+            "asks a server of its own, as a user who may do all": ["tests/worker/test_subscribers_expiry.py"],
         },
     ),
     "guard,producer,subscriber": Program(_SUBSCRIBERS, []),

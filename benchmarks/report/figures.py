@@ -90,7 +90,7 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def shown(rows: Sequence[Row]) -> str:
-    """What a part found, for whoever ran it: medians of the figures that its rows have."""
+    """Return the medians of the figures that the rows of a part have."""
     figures = [name for name in _SHOWN if any(row.get(name) for row in rows)]
     lines = [[row["who"], row["step"], *(_median(row.get(name)) for name in figures)] for row in rows]
     return table(["who", "step", *figures], lines)

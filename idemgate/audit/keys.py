@@ -94,7 +94,7 @@ def _check_value(name: str, kind: bytes, data: bytes, codec: Codec) -> Iterator[
             codec.decode(data)
     except (DecodeError, UnicodeDecodeError) as error:
         why = error.why if isinstance(error, DecodeError) else "it is no text"
-        mend = "leave it to its retention: who asks for it is told so; deleting the key lets the work run again"
+        mend = "leave it to its retention: callers get an error; deleting the key lets the work run again"
         yield Finding("undecodable", name, f"its {_CONTENTS[kind]} cannot be decoded: {why}", mend)
 
 

@@ -586,7 +586,7 @@ def test_a_key_that_goes_before_its_record_ends_is_told(url: str, namespace: str
     report = audit(gate)
     assert {one.kind for one in report.findings} == {"disagrees"}
     assert {_last(one.key) for one in report.findings} == {*moved}
-    # Then what is printed mends those of which that is told
+    # Then the printed commands mend the findings that have any
     for one in report.findings:
         if one.mend:
             raw.execute_command(*_words(one.mend))
@@ -855,7 +855,7 @@ def test_a_change_of_slots_that_was_cut_off_is_said_with_what_goes_on_with_it(ga
     (one,) = report.findings
     assert "'t' is being changed to 4 slots" in one.what
     assert one.remedy == "unless a command does this now: idemgate slots t 4"
-    # And when somebody goes on with it, all is well
+    # And when another process goes on with it, the audit is clean
     topic.reshard(4)
     assert audit(gate).sound
 

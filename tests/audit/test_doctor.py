@@ -59,7 +59,7 @@ def test_a_sound_server_is_called_sound(start: Any, doctor: Doctor) -> None:
     assert {one["name"] for one in told["checks"]} == {
         "server", "eviction", "memory", "persistence", "clock", "permissions", "namespace",
     }  # fmt: skip
-    # And what the doctor wrote goes by itself
+    # And the keys of the doctor expire
     assert all(client.pttl(key) > 0 for key in client.scan_iter())
 
 
@@ -226,7 +226,7 @@ def test_a_user_who_only_looks_runs_all_of_it_and_nothing_is_written(start: Any,
     before = {key: client.dump(key) for key in client.scan_iter()}
     written = client.info()["rdb_changes_since_last_save"]
     asking = url.replace("//", "//eye:x@")
-    # When somebody with the access list of the role looks
+    # When a user with the access list of the role runs the doctor
     code, told = doctor("--url", asking, "--audit", "--read-only")
     # Then all is looked at that others look at, and nothing is changed, not for a moment
     assert (code, wrong(told), told["audit"]["sound"], told["audit"]["counted"]["pending"]) == (0, {}, True, 1)

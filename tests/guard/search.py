@@ -1,6 +1,6 @@
 """Every interleaving of the protocol of one guarded key, up to a depth, run by the scripts themselves.
 
-Two callers claim, beat, complete, release and vanish; somebody looks, and later forgets or resolves what was seen; the
+Two callers claim, beat, complete, release and vanish; an operator looks, and later forgets or resolves what it saw; the
 lease lapses, the retention ends; each reply may be lost, and each request that was made may come once more, at any
 time.
 
@@ -60,7 +60,7 @@ ABSENT = Stored()
 
 
 class Caller(NamedTuple):
-    """The owner token under which somebody believes to run, b"" if not, and the fencing token that came with it."""
+    """The owner token under which a caller believes to run, b"" if none, and the fencing token of that claim."""
 
     owner: bytes = b""
     fence: int = 0
@@ -84,7 +84,7 @@ class Request:
 
 @dataclass(frozen=True)
 class World:
-    """What is true, whoever knows it. Times in ms from the start."""
+    """The truth, which no caller knows whole. Times in ms from the start."""
 
     owner: bytes = b""
     """Who was granted the key last, and has not ended: b"" nobody."""
@@ -125,7 +125,7 @@ class State:
     world: World = World()
     callers: tuple[Caller, ...] = (Caller(), Caller())
     seen: tuple[int, bool] | None = None
-    """Fence and whether it ran, when somebody looked last."""
+    """The fencing token, and whether it ran, at the operator's last look."""
     sent: tuple[Request, ...] = ()
     unheard: int = 0
     copies: int = 0
@@ -299,7 +299,7 @@ class Search(exhaustive.Search[State, Step]):
             self.check(after, noted or after.content == before.content, "a claim that is refused has an effect")
             free = world.done_until <= now and (not world.owner or (not live and not self.hold))
             self.check(after, not free or word in ("stale", "shared"), "a free key is refused")
-            self.check(after, word != "busy" or reply[2] == world.until - now, "the lease that is left is told wrong")
+            self.check(after, word != "busy" or reply[2] == world.until - now, "wrong remaining lease")
             if word == "done":
                 self.check(after, reply[3] in (b"result", b"decided"), "P2: a duplicate gets another result")
             return
@@ -439,6 +439,6 @@ def _put(callers: tuple[Caller, ...], at: int, one: Caller) -> tuple[Caller, ...
 
 
 def _record(fence: int, running: bool) -> Record:
-    """As somebody saw it."""
+    """The record as the operator saw it."""
     state = "in_progress" if running else "done"
     return Record(state, fence, 1, 0, None, None, None, "", True, "", b"", b"")

@@ -43,7 +43,7 @@ async def test_a_late_copy_of_a_released_claim_is_refused(face: Any, gate: Gate)
     # When its request arrives once more, it does not take the key again
     assert gate.context.link.run(asked.build_claim()).state == "stale"
     assert (await face.inspect("k")).state == "released"
-    # And where the next owner runs, it is told so
+    # And the attempt of the next owner says so
     await face.claim("k")
     assert gate.context.link.run(asked.build_claim()).state == "in_progress"
 
@@ -82,7 +82,7 @@ def test_the_done_cache_evicts_the_oldest_entry() -> None:
         cached = cache.lookup(name, fingerprint)
         assert cached is not None
         assert cached.entry is entry
-    # Another fingerprint is told apart, and learning again makes a key the newest
+    # Another fingerprint is recognized, and learning again makes a key the newest
     other = cache.lookup(b"b", b"another")
     assert other is not None
     assert other.entry.state == "reused"

@@ -1,4 +1,4 @@
-"""The claims of a batch: asked, kept and ended together, and each by itself."""
+"""The claims of a batch: made, renewed and ended together, each with its own result."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_what_is_wrong_with_one_key_is_told_by_its_claim_and_the_others_ar
     await face.claim("exhausted", max_attempts=1)
     clock.advance("30s")
     foreign = claims_of(gate).key("claim", "foreign")[0]
-    raw.set(foreign, "somebody else's")
+    raw.set(foreign, "another program's")
     # When they are claimed together with others
     keys = ["reused", "one", "held", "exhausted", "foreign", "two"]
     reused, one, held, exhausted, strange, two = claims = await face.claim_many(keys, max_attempts=1)
@@ -109,7 +109,7 @@ async def test_what_is_wrong_with_one_key_is_told_by_its_claim_and_the_others_ar
             await face.complete_many([(one, 1), (claim, 2)])
     # And the others are held, and can be ended
     assert await face.complete_many([(claim, 1) for claim in claims if claim.error is None]) == [True, True]
-    assert raw.get(foreign) == b"somebody else's"
+    assert raw.get(foreign) == b"another program's"
     raw.delete(foreign)
 
 
@@ -177,7 +177,7 @@ async def test_a_claim_that_is_completed_twice_at_once_is_named_and_nothing_is_w
 
 
 async def test_what_is_lost_without_a_block_is_counted_too_and_each_once(face: Any, gate: Gate) -> None:
-    # Given claims that somebody made their owner forget
+    # Given claims that another client deleted under their owner
     one, two, three, four, mine, theirs = await face.claim_many(["1", "2", "3", "4", "mine", "mine"])
     for key in "1234":
         await face.forget(key, force=True)
@@ -202,11 +202,11 @@ async def test_large_results_and_notes_go_in_parts_and_each_is_answered(face: An
     for claim in noted:
         await told(face, claim.checkpoint("note" * 25_000))
     foreign = claims_of(gate).key("claim", "foreign")[0]
-    raw.set(foreign, "somebody else's")
+    raw.set(foreign, "another program's")
     # When they are asked for among others
     keys = ["new", *"abc", "foreign", "a", *"defg", "foreign", *"hij", "last"]
     found = dict(zip(enumerate(keys), await face.claim_many(keys), strict=True))
-    # Then each is answered by itself
+    # Then each has its own result
     for (_, key), claim in found.items():
         if key == "foreign":
             assert isinstance(claim.error, UnexpectedData)
@@ -461,7 +461,7 @@ async def test_a_lost_reply_is_asked_for_again_with_the_same_tokens(wired: Any, 
     wire.cut()
     wire.flowing.set()
     wire.mend()
-    # Then the same owner is told the same
+    # Then the same owner gets the same reply
     claims = await task
     assert [claim.state for claim in claims] == ["started", "started", "in_progress"]
     assert [claim.attempt for claim in claims[:2]] == [1, 1]
@@ -471,7 +471,7 @@ async def test_a_lost_reply_is_asked_for_again_with_the_same_tokens(wired: Any, 
 # -- many consumers ---------------------------------------------------------------------------------------------------
 
 
-async def test_of_who_asked_in_a_batch_the_owner_knows_that_somebody_waits(face: Any, gate: Gate, raw: Any) -> None:
+async def test_the_owner_knows_of_a_waiter_that_asked_in_a_batch(face: Any, gate: Gate, raw: Any) -> None:
     # Given an owner, and a batch that was told that it runs
     owner = await face.claim("k")
     others = await face.claim_many(["j", "k"])
@@ -479,7 +479,7 @@ async def test_of_who_asked_in_a_batch_the_owner_knows_that_somebody_waits(face:
     with raw.pubsub() as listener:
         listener.subscribe(claims_of(gate).key("claim", "k")[0])
         assert listener.get_message(timeout=30)["type"] == "subscribe"
-        # When it ends, then that is told at once
+        # When it ends, then that is published at once
         assert await owner.complete(1)
         assert listener.get_message(timeout=30)["type"] == "message"
 

@@ -202,7 +202,7 @@ async def test_cancelled_while_waiting_for_another_owner(gate: Gate, raw: Any) -
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_cancellation_that_comes_with_the_wake_up_is_not_lost(turns: int) -> None:
-    # Given somebody who waits, and is woken
+    # Given a waiter that is woken
     wake = asyncio.Event()
     task = asyncio.create_task(wait_for_wakeup(wake, 10))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The claim: one owner at a time, and what everybody else is told."""
+"""The claim: one owner at a time, and the replies that all others get."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_a_second_claim_is_told_that_the_first_runs(face: Any, clock: Cloc
     # When another owner asks ten seconds later
     clock.advance("10s")
     second = await face.claim("order-7")
-    # Then it is told how long the lease still holds
+    # Then its reply says how long the lease still holds
     assert (second.state, second.started, second.retry_after) == ("in_progress", False, 20.0)
 
 
@@ -44,7 +44,7 @@ async def test_who_was_refused_has_no_say(face: Any, stored: Stored) -> None:
         await refused.extend(),
         await refused.checkpoint("x"),
     ]
-    # Then it is told no, and nothing has changed
+    # Then each call returns False, and nothing has changed
     assert said == [False, False, False, False]
     assert stored() == before
 
@@ -121,7 +121,7 @@ async def test_at_its_very_end_a_lease_holds_nobody_back(face: Any, clock: Clock
     clock.advance("29.999s")
     assert await face.first_many(["marked with others"], "1h", scope="s") == [False]
     clock.advance("1ms")
-    # Then they may be forgotten, and, unless somebody has to decide, be marked
+    # Then they may be forgotten, and, unless they need a decision, be marked
     assert await face.forget("forgotten", scope="s")
     assert await face.first("marked", "1h", scope="s") is not hold
     assert await face.first_many(["other", "marked with others"], "1h", scope="s") == [True, not hold]
@@ -165,7 +165,7 @@ async def test_a_lease_ends_though_the_clock_was_set_back(face: Any, clock: Cloc
     # Given a claim whose owner falls silent, and a clock that is set back by an hour
     first = await face.claim("k", lease="30s")
     clock.set(clock.now().timestamp() - 3600)
-    # When somebody has asked for the key, and a lease has gone by since
+    # When a caller has asked for the key, and a lease has gone by since
     assert (await face.claim("k")).retry_after == 30
     clock.advance("29.999s")
     assert (await face.claim("k")).retry_after == 0.001
@@ -177,7 +177,7 @@ async def test_a_lease_ends_though_the_clock_was_set_back(face: Any, clock: Cloc
 
 
 @pytest.mark.parametrize("asking", ["first", "first_many", "forget", "resolve"])
-async def test_whoever_asks_ends_a_lease_that_a_clock_left_far_ahead(face: Any, clock: Clock, asking: str) -> None:
+async def test_each_call_shortens_a_lease_that_a_clock_left_far_ahead(face: Any, clock: Clock, asking: str) -> None:
     # Given a claim whose owner falls silent, and a clock that is set back by an hour
     await face.claim("k", lease="30s")
     clock.set(clock.now().timestamp() - 3600)
@@ -188,7 +188,7 @@ async def test_whoever_asks_ends_a_lease_that_a_clock_left_far_ahead(face: Any, 
         "resolve": lambda: face.resolve("k", done=True),
     }
     ask, refused = asked[asking], asking in ("forget", "resolve")
-    # When somebody asks for the key in whatever way, each time within a lease
+    # When calls of one kind ask for the key, each within a lease
     for left in (30.0, 10.0):
         if refused:
             with pytest.raises(AlreadyInProgress) as told:
@@ -197,7 +197,7 @@ async def test_whoever_asks_ends_a_lease_that_a_clock_left_far_ahead(face: Any, 
         else:
             assert await ask() in (False, [left == 30, False])
         clock.advance("20s")
-    # Then it has ended a lease after the first of them
+    # Then the lease has ended one lease after the first call
     assert await ask() in (True, [False, True])
 
 
@@ -288,11 +288,11 @@ def test_what_is_read_to_release_many_is_bounded(gate: Gate, raw: Any) -> None:
 
 @pytest.mark.parametrize("end", ["release", "complete", "resolve"])
 @pytest.mark.parametrize("hold", [False, True])
-def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, clock: Clock, hold: bool, end: str) -> None:
+def test_an_end_is_published_where_a_caller_waits(gate: Gate, raw: Any, clock: Clock, hold: bool, end: str) -> None:
     record, owners, claims = claims_of(gate).key("s", "k"), [token(), token()], claims_of(gate)
     with raw.pubsub() as listener:
         listener.subscribe(record[0])
-        # When two owners end one after the other, and only of the second it was said that somebody waits
+        # When two owners end one after the other, and only the second knew of a waiter
         for owner, wait in zip(owners, (False, True), strict=True):
             fence = gate.context.link.run(claims.claim(record, owner, 30_000, 60_000, hold=hold)).token
             gate.context.link.run(claims.claim(record, token(), 30_000, 60_000, hold=hold, wait=wait))
@@ -310,7 +310,7 @@ def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, clock:
                 )
             raw.publish(record[0], b"ended")
         raw.publish(record[0], b"all")
-        # Then only that one is told
+        # Then only that one is published
         heard = [listener.get_message(timeout=30)["data"]]
         while heard[-1] != b"all":
             heard.append(listener.get_message(timeout=30)["data"])
@@ -318,7 +318,7 @@ def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, clock:
 
 
 def test_a_decision_about_an_owner_that_was_taken_over_decides_nothing(gate: Gate, clock: Clock) -> None:
-    # Given an owner that vanished, as somebody saw it, and another that has taken over and vanished since
+    # Given an owner that vanished, as an inspection showed, and another that has taken over and vanished since
     record, claims = claims_of(gate).key("s", "k"), claims_of(gate)
     gate.context.link.run(claims.claim(record, token(), 30_000, 60_000))
     clock.advance("30s")
@@ -564,7 +564,7 @@ async def test_a_live_claim_cannot_be_resolved_and_nothing_has_nothing_to_resolv
 
 
 async def listening(raw: Any, gate: Gate, key: str, scope: str = "claim") -> None:
-    """Returns once somebody listens for the end of that key."""
+    """Return once a client listens for the end of that key."""
     channel = claims_of(gate).key(scope, key)[0]
     while raw.pubsub_numsub(channel)[0][1] == 0:
         await asyncio.sleep(0.002)
@@ -572,7 +572,7 @@ async def listening(raw: Any, gate: Gate, key: str, scope: str = "claim") -> Non
 
 @pytest.mark.parametrize("end", ["complete", "release", "forget"])
 async def test_waiting_ends_when_the_other_owner_does(face: Any, gate: Gate, raw: Any, end: str) -> None:
-    # Given somebody who waits for another owner
+    # Given a caller that waits for another owner
     owner = await face.claim("k")
     waiting = await face.claim("k")
     task = asyncio.create_task(waiting.wait("20s"))
@@ -709,7 +709,7 @@ async def test_inspect_tells_each_state(face: Any, clock: Clock, stored: Stored)
     await looks("k", state="released", attempts=2, taken_over=1, retention_left=3600.0, has_fingerprint=False)
 
 
-async def test_inspect_tells_a_mark_whoever_made_it(face: Any, clock: Clock) -> None:
+async def test_inspect_shows_a_mark_of_any_caller(face: Any, clock: Clock) -> None:
     # Given marks, made alone and together
     now = clock.now()
     assert await face.first("a", "20s")
@@ -854,7 +854,7 @@ def test_of_a_key_whose_time_is_over_nothing_is_told_though_its_bytes_are_still_
     # When retention is over, and the server has not removed it yet
     clock.advance("60s")
     assert raw.exists(record[0])
-    # Then only its token is told
+    # Then the reply has only its token
     gone = gate.context.link.run(claims.inspect(record))
     assert gone == Record("absent", entry.token, 0, 0, None, None, None, "", False, "", b"", b"")
 

@@ -180,7 +180,7 @@ async def test_on_lease_loss_hold_waits_for_a_decision(face: Any, clock: Clock, 
             await handle("x")
         assert (refused.value.key, refused.value.attempt) == ("x", 1)
     assert gate.counters["once.held"] == 2
-    # Then nothing runs until somebody decides
+    # Then nothing runs before a decision
     assert attempts == [1]
     assert await face.resolve("x", done=False, scope="s")
     assert await handle("x") == "done at last"

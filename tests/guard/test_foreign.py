@@ -82,11 +82,11 @@ async def test_an_owner_whose_record_was_overwritten_is_told_and_writes_nothing(
 ) -> None:
     claim = await face.claim("x", scope="s")
     key = claims_of(gate).key("s", "x")[0]
-    raw.set(key, "somebody else's")
+    raw.set(key, "another program's")
     for act in (claim.complete, claim.release, claim.extend, lambda: claim.checkpoint(1)):
         with pytest.raises(UnexpectedData):
             await act()
-    assert raw.get(key) == b"somebody else's"
+    assert raw.get(key) == b"another program's"
 
 
 async def test_of_many_marks_the_foreign_one_is_named(face: Any, raw: Any, gate: Gate) -> None:
@@ -127,7 +127,7 @@ async def test_what_a_spoiled_byte_makes_a_failure_is_not_replayed_as_one(
     stored[0] ^= 4
     raw.set(key, bytes(stored))
     assert (await face.inspect("x", scope="s")).kind == "e"
-    # When a duplicate comes, Then it is told that this cannot be read
+    # When a duplicate comes, Then its error says that this cannot be read
     with pytest.raises(ResultUnavailable, match="cannot be decoded"):
         await face.once(key="{k}", scope="s")(lambda k: pytest.fail("it ran"))("x")
     with pytest.raises(DecodeError):

@@ -14,7 +14,7 @@ from idemgate.testing import Clock
 async def test_a_held_key_outlives_lease_and_retention_on_the_servers_own_clock(face: Any, raw: Any) -> None:
     # Given a claim that is held when its owner vanishes, with a short lease and a short retention
     await face.claim("k", lease="1s", retention="1s", on_lease_loss="hold")
-    # Then Redis itself does not drop its record while somebody still has to decide
+    # Then Redis itself does not drop its record while it still needs a decision
     (record,) = raw.scan_iter(match=f"ig2:{{{face.gate.namespace}:once:claim:k}}")
     assert raw.pttl(record) > 9 * 365 * 86_400_000
     # And one that is not held is dropped some time after its lease, also where it was extended

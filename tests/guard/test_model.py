@@ -476,7 +476,7 @@ class GuardMachine(RuleBasedStateMachine):
     @owned
     @rule(key=keys)
     def vanish(self, key: int) -> None:
-        """The lease of whoever holds the key runs out."""
+        """Let the lease of the owner lapse."""
         self.clock.set(max(self.clock.microseconds() // 1000, self.models[key].key.lease_end) / 1000)
 
     @rule(ms=st.sampled_from([1, 999, 1_000, 29_999, 30_000, 99_999, 100_000, 1_000_000]))

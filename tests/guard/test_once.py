@@ -161,7 +161,7 @@ async def test_a_lapsed_owner_is_taken_over(face: Any, clock: Clock) -> None:
 
 
 async def test_who_was_taken_over_while_running_changes_nothing_and_is_counted(face: Any, gate: Gate) -> None:
-    # Given a run whose right goes to somebody else before it ends
+    # Given a run whose lease goes to another owner before it ends
     @face.once(key="{k}", scope="s")
     def handle(k: str) -> str:
         gate.forget(k, scope="s", force=True)
@@ -273,7 +273,7 @@ async def test_what_cannot_be_stored_is_done_without_value_and_never_runs_again(
     assert await guarded("x") is result
     # Then that is counted
     assert (gate.counters["once.completed"], gate.counters["once.result_not_stored"]) == (1, 1)
-    # And a duplicate is told why it gets none, and the effect does not happen again
+    # And the error of a duplicate says why it gets none, and the effect does not happen again
     with pytest.raises(ResultUnavailable, match=why) as refused:
         await guarded("x")
     assert refused.value.key == "x"
@@ -316,7 +316,7 @@ async def test_nobody_is_told_what_could_not_be_stored(face: Any, raw: Any, resu
         return result
 
     await handle("x")
-    # Then another caller is told where and of what type, and the store holds no more
+    # Then the error of another caller names the place and the type, and the store holds no more
     with pytest.raises(ResultUnavailable, match=where) as refused:
         await handle("x")
     assert "canary" not in str(refused.value)

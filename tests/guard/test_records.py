@@ -48,7 +48,7 @@ async def test_either_form_says_the_same(
     began = clock.microseconds()
     await claim.complete(RESULT)
     assert (stored(gate, raw, "k")[0] >= 248) is short
-    # When somebody looks a little later
+    # When a caller inspects it a little later
     clock.advance("10s")
     seen = await face.inspect("k")
     # Then everything is there, in milliseconds
@@ -80,7 +80,7 @@ async def test_a_copy_of_a_completion_is_known_and_that_of_another_owner_is_not(
     assert (await face.claim("k")).result == RESULT
 
 
-async def test_whoever_vanished_is_a_stranger_once_it_was_decided(face: Any, clock: Clock) -> None:
+async def test_an_owner_that_vanished_loses_its_claim_by_a_decision(face: Any, clock: Clock) -> None:
     vanished = await face.claim("k", lease="30s", on_lease_loss="hold")
     clock.advance("31s")
     assert await face.resolve("k", done=True, result="decided")

@@ -66,7 +66,7 @@ FAULTS: dict[str, tuple[str, str, dict[str, str]]] = {
     "a copy of a completion lasts longer": (
         OVER, "guard/complete", {
             'state == "p" and owner == ARGV[at]': '(state == "p" and owner == ARGV[at] or had ~= "" and owner == "")'}),
-    "whatever is done was done by whoever asks": (
+    "each completed run belongs to the caller": (
         OVER, "guard/complete", {'owner == "" and granted': 'owner == ""'}),
     "what was decided was done by the owner that vanished": (
         OVER, "guard/complete", {'and owner == "" and': "and"}),

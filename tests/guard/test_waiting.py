@@ -16,7 +16,7 @@ from tests.claims import claims_of
 
 
 async def listening(raw: Any, gate: Gate, key: str) -> None:
-    """Returns once somebody listens for the end of that key of scope "s"."""
+    """Return once a client listens for the end of that key of scope "s"."""
     channel = claims_of(gate).key("s", key)[0]
     while raw.pubsub_numsub(channel)[0][1] == 0:
         await asyncio.sleep(0.002)
@@ -41,7 +41,7 @@ async def test_who_waits_is_woken_when_the_owner_ends(face: Any, gate: Gate, raw
         await owner.release()
     else:
         await face.forget("x", scope="s", force=True)
-    # Then the call goes on, though it never looks by itself
+    # Then the call goes on, although it never polls
     async with asyncio.timeout(60):
         assert await task == ("ran there" if end == "complete" else "ran here")
 
@@ -165,7 +165,7 @@ async def test_when_the_run_ends_so_do_its_heartbeats(lasting: Any, gate: Gate) 
 
 
 async def test_a_lost_lease_is_told_to_the_run(face: Any, gate: Gate) -> None:
-    # Given a run whose record somebody forgets by force
+    # Given a run whose record an operator forgets by force
     told = threading.Event()
 
     @face.once(key="{k}", scope="s", lease="0.3s")

@@ -54,7 +54,7 @@ def answer_of(answer: Any) -> Any:
 
 class Guard:
     """Keys of one scope: "free" was never claimed, "mine" is held by us, "theirs" by another, "silent" by one whose
-    lease has lapsed, "done" is done, "unknown" waits for somebody to decide."""
+    lease has lapsed, "done" is done, "unknown" waits for a decision."""
 
     def __init__(self, gate: Gate, clock: Clock, build: Callable[[Guard], Call[Any]]) -> None:
         self.gate, self.clock, self.claims = gate, clock, claims_of(gate)
@@ -77,7 +77,7 @@ class Guard:
         return self.claims.claim(self.key(key), token(), 30_000, 60_000, **options)
 
     def meanwhile(self) -> None:
-        """Whoever made the call goes on: ends what it holds; others come by."""
+        """Let the caller go on: it ends what it holds, and other callers come."""
         owners = self._owners()
         for key in ("free", "mine", "silent", "unknown"):
             record = self.key(key)

@@ -5,7 +5,7 @@ processes a test more, at the same places and at random moments, and prints what
 `pytest tests/resilience -s -n 2`.
 
 Every namespace that a test makes is audited at its end, while its servers are up. Where none of them is any more, the
-test asks by itself (`sound`); where that cannot be, it says why: `@pytest.mark.unaudited("...")`.
+test asks for itself (`sound`); where that cannot be, it says why: `@pytest.mark.unaudited("...")`.
 """
 
 from __future__ import annotations

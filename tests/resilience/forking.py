@@ -53,7 +53,7 @@ class Zygote:
 
     def kill(self, pid: int) -> None:
         """Dead when this returns."""
-        assert self._answer({"do": "kill", "pid": pid}) == {"signal": 9}, "it had ended by itself"
+        assert self._answer({"do": "kill", "pid": pid}) == {"signal": 9}, "it had ended before"
         self.kills += 1
 
     def __call__(self, **order: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A steady load, in processes that anything may happen to: guarded calls, handlers, producers.
 
-All of it goes over `order["through"]`, which fails; what happened is told to a list in the store at `order["url"]`,
+All of it goes over `order["through"]`, which fails; a list records what happened, in the store at `order["url"]`,
 which does not: its order is one order of all that happened anywhere. `order["steady"]`: a process that nobody kills,
 whose memory, descriptors, threads and tasks are told each second.
 """
@@ -122,7 +122,7 @@ class Teller:
 
 
 def _listening(say: Teller) -> None:
-    """What the store has said about the end of anything, and about heartbeats, is told as soon as it was read."""
+    """Record each reply about an end or a heartbeat as soon as it was read."""
     answer = Call.answer
 
     def answered(self: Call[Any], reply: Any) -> Any:
@@ -397,7 +397,7 @@ def _interrupted(say: Teller, order: Order, work: Callable[[], None]) -> None:
 
 
 def _for_ever(say: Teller, order: Order) -> None:
-    """Nothing ends by itself, so that whoever kills knows what it killed."""
+    """No process ends before it is killed, so the test knows which it killed."""
     while True:
         time.sleep(1)
         if order["steady"]:

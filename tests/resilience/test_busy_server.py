@@ -1,5 +1,7 @@
-"""A server that answers BUSY, since somebody else's script runs on, and one that answers LOADING, since it reads its
-data: nothing is done meanwhile, and who waits has an answer afterwards."""
+"""A server that answers BUSY while a script of another client runs, and LOADING while it reads its data.
+
+Nothing is executed meanwhile, and waiting calls get a reply afterwards.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ KEYS = 2500
 
 @contextmanager
 def busy(server: Server) -> Iterator[Callable[[], object]]:
-    """A script that does not end before it is told to."""
+    """Run a script that ends at a signal only."""
 
     def forever() -> None:
         with redis.Redis(port=server.port) as client, pytest.raises(redis.ResponseError):
@@ -87,11 +89,11 @@ async def test_nothing_is_done_meanwhile_and_who_waits_is_answered(
         # Given a server in that state
         with trouble(server) as end:
             await asyncio.to_thread(wait_for, lambda: says(server, word))
-            # When somebody asks who has little time, then it certainly was not done
+            # When a call has a short timeout, then it certainly was not executed
             with pytest.raises(StoreUnavailable, match=word) as refused:
                 await first(gate, awaiting, "meanwhile")
             assert refused.value.executed == "no"
-            # And when somebody waits, and it ends
+            # And when a call waits, and the script ends
             waiting = [asyncio.create_task(first(patient, awaiting, key)) for key in ("before", "meanwhile")]
             await asyncio.sleep(0.02)
             assert not any(one.done() for one in waiting)

@@ -37,7 +37,7 @@ Check = Callable[[Any], Awaitable[None]]
 
 
 class Case:
-    """`work` is cancelled, `twice` or once, and `check` is told what came of it."""
+    """Cancel `work`, once or `twice`. `check` gets the result."""
 
     def __init__(self, gate: Gate, clock: Clock, key: str, twice: bool) -> None:
         self.gate, self.aio, self.clock, self.key, self.twice = gate, gate.aio, clock, key, twice
@@ -462,7 +462,7 @@ def reslot(case: Case) -> tuple[Work, Check]:
 
     async def check(outcome: Any) -> None:
         assert outcome == 4 or is_cancelled(outcome)
-        assert (await topic.reshard(4)).after == 4  # whoever asks again ends it
+        assert (await topic.reshard(4)).after == 4  # the next call ends it
         stats = await topic.stats()
         assert stats.pending == stats["accepted"]
         assert len(await topic.ack(await topic.take(10))) == stats["accepted"]

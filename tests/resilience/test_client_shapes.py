@@ -1,4 +1,4 @@
-"""What a client may be like: one that retries by itself, one with a pool of one connection, one whose connections never
+"""What a client may be like: one that retries, one with a pool of one connection, one whose connections never
 come to be or fall silent; and programs of many event loops."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def retrying(port: int, awaiting: bool) -> Any:
 async def test_retries_of_a_users_client_run_no_request_twice_with_two_effects(
     awaiting: bool, proxy: Proxy, namespace: str, sound: Any, record_fault: Callable[..., None]
 ) -> None:
-    # Given a gate of a client that retries by itself, through which every second reply gets lost
+    # Given a gate of a client that retries, through which every second reply gets lost
     client = retrying(proxy.port, awaiting)
     gate = Gate(client=client, namespace=namespace)
     topic, ran, n = gate.topic("t", merge="append"), list[str](), 0

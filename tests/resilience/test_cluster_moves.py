@@ -251,7 +251,7 @@ async def test_killed_primaries_are_replaced(
             assert {one.state for one in entries} == {"started"}
 
     async def claiming_while(happens: Callable[[int], None]) -> None:
-        """`happens` is told how many claims there were before. With a primary gone, soon every caller waits for it."""
+        """`happens` gets the number of claims before it. With a primary gone, soon every caller waits for it."""
         stop.clear()
         before = len(owners)
         callers = [*(claim_async() for _ in range(6)), *(asyncio.to_thread(claim_blocking) for _ in range(2))]

@@ -1,8 +1,8 @@
 """Groups under load: eight worker processes, 64 groups of which some are hot, and kill -9.
 
-A recorder outside of the workers (a list in Redis, whose places are one order of all that happened anywhere) is told
-when a handler begins and ends, when a settlement was answered, and by the one who kills when a process is dead. An
-attempt lives from its begin to its end, or to the death of its process. Two attempts of one group overlap if one
+A list in Redis, outside of the workers, puts all events in one order. Workers append the begin and the end of each
+handler, and each reply to a settlement. The test appends the death of each process. An attempt lives from its begin
+to its end, or to the death of its process. Two attempts of one group overlap if one
 begins while the other lives.
 
 `IDEMGATE_KILLS` (see conftest.py) says how many processes are to be killed instead of the few of the suite.
@@ -184,8 +184,8 @@ def check_fairness(record: Record) -> int:
     """A message whose group is free is taken before everything of its slot that came due later: a hot group is never
     served before an older message of another. How many were checked.
 
-    Free means: what was before it in its group has been settled, and whoever held it ahead without beginning it has
-    given it back, when both are known (their processes lived to tell).
+    A message is free when the one before it in its group has been settled, and when a worker that prefetched it has
+    released it. Both are known only of processes that lived on.
     """
     checked = 0
     by_slot: dict[int, list[Attempt]] = defaultdict(list)

@@ -91,7 +91,7 @@ class Case:
         self.clock.advance(LEASE)
         rest = tuple(word for word in does if word != "linger")
         ended = self.run(flavour, rest)
-        if str(ended["said"]).startswith("failed"):  # the first attempt is told to fail, and this was it
+        if str(ended["said"]).startswith("failed"):  # the first attempt had to fail, and this was it
             ended = self.run(flavour, rest)
         assert ended == {"signal": None, "said": "receipt for k"}
         # Never again after success; else once more, unless a note says that the effect had happened.

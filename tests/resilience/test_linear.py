@@ -84,7 +84,7 @@ class History:
         return replace(one, copies=max(0, self.proxy.count(b"%s\r\n%s" % (key, _time(one.us))) - 1))
 
     def _now(self, drawn: random.Random, verb: str) -> int:
-        """A time that no other request bears, us; now and then the lease of whoever holds the key is over by then."""
+        """Return a time that no other request has, us. Now and then the lease of the owner is over by then."""
         with self.lock:
             lapses = drawn.random() < (0.5 if verb == "resolve" else 0.15)
             self.lapses += lapses

@@ -1,8 +1,9 @@
-"""The number of slots of a topic changes under load, and the command that changes it is killed again and again: every
-trigger is handled once, or again where its worker was killed, in the order of its group, and no two live attempts of a
+"""The number of slots of a topic changes under load, and the command that changes it is killed again and again.
+
+Each trigger is handled once, or again where its worker was killed, in the order of its group. No two live attempts of a
 key or a group overlap.
 
-A list in the store is told when each attempt begins and ends, and when a worker is dead; its places are one order of
+A list in the store records when each attempt begins and ends, and when a worker is dead. Its places are one order of
 all that happened anywhere.
 """
 

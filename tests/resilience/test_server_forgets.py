@@ -64,7 +64,7 @@ def test_what_came_after_the_last_snapshot_never_happened(
         after = {one.key: one for one in topic.take(1000)}
         assert after.keys() == before.keys() == {*lost, "kept"}
         assert all(after[key].token > before[key].token for key in after)
-        # And whoever had it before has no say
+        # And calls of the owner before it change nothing
         assert not any(claim.release() for claim in claims.values())
         assert set(topic.ack([*before.values()])) == {"lost"}
         assert set(topic.ack([*after.values()])) == {"ok"}

@@ -1,5 +1,5 @@
 """A server that forgets its scripts, drops its clients, stands still, has no memory or disk left, or has become a
-replica: nothing is lost, half done, or done twice, and what waits goes on by itself."""
+replica: nothing is lost, half done, or done twice, and waiting calls go on without help."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ async def test_while_the_server_is_away_each_policy_does_what_it_says(
         await asyncio.to_thread(wait_for, lambda: gate.counters["worker.store_unavailable"] >= 1)
         # When it is back
         server.start()
-        # Then the worker goes on by itself, and guards guard
+        # Then the worker goes on without help, and guards guard
         await topic.aio.trigger("after", 1)
         assert await asyncio.wait_for(handled.get(), 60) == "after"
         assert [await call("after"), await call("after")] == ["after", None]

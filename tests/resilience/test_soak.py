@@ -311,7 +311,7 @@ def test_nothing_is_lost_done_twice_or_left_behind(soak: Soak, seed: int, record
         stats = topic.stats()
         # And every start of a handler is a delivery that was counted
         assert verdict.starts(name) <= stats["taken"] - stats["returned"], (seed, name, stats)
-        # And whoever was overtaken is counted
+        # And each owner that lost its lease is counted
         assert sum(one.startswith(f"{name}/") for one, _ in verdict.overtaken) <= stats["lapsed"], (seed, name, stats)
         lapsed, acked = lapsed + stats["lapsed"], acked + stats["acked"]
     # And this judged what was done: who dies does not tell of it, but few do

@@ -69,7 +69,7 @@ def test_an_owner_that_was_stopped_beyond_its_lease_writes_nothing(
             zombie.send_signal(signal.SIGCONT)
             zombie.stdin.write("go on\n")
             zombie.stdin.flush()
-            # Then it is told that it lost, and has written nothing
+            # Then it raises LeaseLost, and has written nothing
             assert zombie.stdout.readline() == f"{number + 1} 0\n"
             assert gate.claim(f"k{number}", scope="s").result == "ours"
         zombie.stdin.close()

@@ -61,7 +61,7 @@ def test_who_is_silent_for_a_lease_is_excused_and_counted() -> None:
 def test_death_ends_no_lease() -> None:
     # Given a run of a process that was killed
     dead = [start(1, 1_000), ["killed", 1]]
-    # Then nobody may begin before its lease has ended, and whoever does afterwards overtakes nobody
+    # Then no run may begin before its lease has ended, and a run that begins afterwards takes over nothing
     assert judged(*dead, start(2, LEASE, attempt=2)).wrong
     verdict = judged(*dead, start(2, LEASE + 1_000, attempt=2))
     assert (verdict.wrong, verdict.overtaken) == ([], set())

@@ -165,7 +165,7 @@ async def test_a_reply_cut_at_any_byte_is_never_taken_for_another(
 
 
 SAID_AGAIN = ("topic: extend", "once: renew")
-"""Whoever still holds a lease may be heard twice: the copy says until when, and that is no second effect."""
+"""A request of a lease's owner may arrive twice. The copy gets the end of the lease, and has no second effect."""
 SET_BACK = ("once: claim", "once: claim_many")
 """A late copy bears the time of the test clock at which it was made: where another's lease began after that, the clock
 looks set back, and the lease is made to end no later than it would. The server's own time does not go back so."""

@@ -24,7 +24,7 @@ class Verdict:
     """Plays the events in their order. Tokens, and ends of leases, are microseconds of the server's clock.
 
     A run may begin beside another of its key or group only where the other's lease had ended: `lease_us` after its
-    token, or after the last heartbeat that its process knows got through. So whoever is stopped, or kept from the
+    token, or after the last heartbeat that its process knows got through. So an owner that is stopped, or kept from the
     server, for longer than a lease is excused, and nobody else. `slack_us`: how far the clock may have been set back
     meanwhile."""
 

@@ -387,7 +387,7 @@ class Record:
         self.clock.advance("31s")
 
     def others_act(self) -> None:
-        """Time passes until no lease holds, and somebody takes over, and ends."""
+        """Let each lease lapse. Another owner takes over, and ends."""
         self.clock.advance("31s")
         self.rig.ask(self.calls.claim(self.key, b"third", 30_000, 60_000))
         self.clock.advance("1s")
@@ -664,7 +664,7 @@ def ask_crew(rig: Rig) -> dict[str, Call[Any]]:
 
 
 def ask_theirs(rig: Rig) -> dict[str, Call[Any]]:
-    """Keys of somebody else, of any type, which are looked at."""
+    """Keys of another program, of any type, which are only read."""
     asked = {name: look(f"{rig.gate.namespace}:{name}".encode(), rig.clock) for name in ("text", "list", "none")}
     rig.raw.set(asked["text"].keys[0], "x")
     rig.raw.rpush(asked["list"].keys[0], "x")

@@ -58,7 +58,7 @@ values = st.recursive(
 
 
 def merged(client: redis.Redis, policy: MergeSpec, payloads: list[Any], cut: int = 0) -> tuple[Any, Any, int]:
-    """What all payloads become one by one; what two halves become, each merged by itself; how many were dropped."""
+    """Merge all payloads one by one, and in two halves. Return both results and how many were dropped."""
     merge = merge_of(policy)
     lifted = [merge.lift(payload, CODEC) for payload in payloads]
     replies = client.execute_command("EVAL", FOLDS, 0, msgpack.packb(merge.spec), int(merge.raw), cut, *lifted)

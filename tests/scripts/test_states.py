@@ -1,5 +1,5 @@
 """Every script in every state: it answers in the words of its header, once; a copy of a request has no second effect;
-what is refused is refused whole; and what is none of ours is named, and left alone.
+what is refused is refused whole; and data of another program is named and left alone.
 """
 
 from __future__ import annotations
@@ -61,7 +61,14 @@ def _programs() -> dict[str, str]:
     return found
 
 
-@pytest.fixture(scope="module", params=sorted(_programs().items()), ids=lambda one: one[0])
+@pytest.fixture(
+    scope="module",
+    # The usual suite tries one kind.
+    params=[
+        pytest.param(program, id=program[0], marks=[pytest.mark.slow] if at else [])
+        for at, program in enumerate(sorted(_programs().items()))
+    ],
+)
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A server of this module's own, of each kind: others would not like what is done to it."""
     with pytest.MonkeyPatch.context() as patch:
@@ -207,7 +214,7 @@ def test_a_late_copy_has_no_second_effect(scenes: Any, scene: str, record_fault:
         elif call.script.name.startswith("lists/"):
             assert _content(rig) == before, name
         elif scene.startswith("record") and _began(reply):
-            # Somebody has taken over since, or it has ended: this owner is told so, and changes nothing.
+            # Another owner has taken over since, or it has ended: this owner gets that reply, and changes nothing.
             began, done = _began(again), again[0] in (b"done", b"d"[0])
             assert began or done or again[0] in (b"busy", b"held", b"stale", b"reused", b"exhausted"), name
             assert _content(rig) == before or began, name
@@ -222,7 +229,7 @@ def test_of_many_records_each_is_answered_as_alone(scenes: Any, scene: str) -> N
     new, strange = calls.key("s", "new")[0], calls.key("s", "strange")[0]
     rig.again()
     fence = rig.ask(calls.inspect(stage.key))[4:5] or [0]
-    # Of a record in every state, beside one that is new and one that is none of ours, and the new one once more
+    # Of a record in every state, beside a new one and one of another program, and the new one once more
     asked = [(key, b"%d" % n) for n, key in enumerate((new, mine, strange, new))]
     asked += [(mine, b"me")]
     batches = {
@@ -259,7 +266,7 @@ TYPED = [
     for one in SCENES
     if one.partition(" ")[2] in ("absent", "full house", "ready", "closed") or not one.startswith(("slot", "theirs"))
 ]
-"""What is looked at is none of ours, and may be of any type."""
+"""The keys belong to another program, and may be of any type."""
 
 
 UNVALIDATED = {"topics/trigger", "topics/take", "topics/settle", "topics/extend"}

@@ -101,7 +101,7 @@ def waits(on: Stage) -> None:
 
 
 async def waiter(on: Stage, key: str) -> asyncio.Task[Any]:
-    """Somebody who is being told when it is done."""
+    """A caller that waits for the end of a run."""
     claim = await on.mine.aio.claim(key)
     task = asyncio.create_task(claim.wait(30))
     await until(on, lambda: on.raw.pubsub_numsub(channel(on, key))[0][1] or task.done())

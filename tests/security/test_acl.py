@@ -53,7 +53,7 @@ async def test_a_guard_guards(faces: Callable[..., Any]) -> None:
 
 
 async def test_a_waiting_guard_is_woken(faces: Callable[..., Any]) -> None:
-    # Given a claim that somebody else waits for
+    # Given a claim that another caller waits for
     face = faces("guard")
     claim = await face.claim("k")
     waiter = await face.claim("k")
@@ -155,7 +155,7 @@ async def test_an_admin_may_do_all_of_it(faces: Callable[..., Any]) -> None:
 async def test_a_slot_that_has_moved_is_found(
     faces: Callable[..., Any], gate: Gate, roles: tuple[str, ...], clock: Clock
 ) -> None:
-    # Given a topic that somebody uses
+    # Given a topic in use
     gate.topic("t", window="60s").trigger("a", 1)
     topic = faces(*roles).topic("t", window="60s")
     assert (await topic.peek("a")).pending.count == 1
@@ -225,7 +225,7 @@ async def test_a_change_that_is_an_admins_is_refused_before_it_begins(
     # Given a topic that holds something
     gate.topic("t", window="60s").trigger("k", 1)
     before = dumped(raw, gate.namespace)
-    # When somebody changes it who may not do all of that, Then nothing is written, and it goes on
+    # When a user changes it who may not do all of that, Then nothing is written, and it goes on
     with pytest.raises(ServerRejected, match="access list"):
         await CHANGES[change](faces(role).topic("t", window="60s"))
     assert dumped(raw, gate.namespace) == before
@@ -241,7 +241,7 @@ async def test_a_change_that_is_refused_on_its_way_goes_on_when_an_admin_asks_fo
         pytest.skip("this server refuses it before it begins")
     # Given a topic that holds something
     gate.topic("t", window="60s").trigger("k", 1)
-    # When somebody changes it who may begin that and not end it, Then they are told so, and it stands still
+    # When a user changes it who may begin that and not end it, Then the call raises, and the change stands still
     with pytest.raises(ServerRejected, match="access list"):
         await CHANGES[change](faces(role).topic("t", window="60s"))
     assert set(audit(gate).by_kind) == {"changing"}
@@ -409,7 +409,7 @@ def refusal(gate: Gate, call: Call[Any]) -> str:
 
 
 FOREIGN_KEYS = {"expiry/ttl", "lists/renew", "lists/settle", "lists/take"}
-"""What is asked of keys of the user's own: no role has them before somebody names them."""
+"""Calls on keys of the user's own. No role has them unless the rule names them."""
 
 
 @pytest.mark.damages("changing")
@@ -475,7 +475,7 @@ def test_a_user_of_one_namespace_does_not_reach_another(users: Callable[..., str
 async def test_a_hint_that_may_not_be_published_undoes_nothing(
     faces: Callable[..., Any], raw: Any, namespace: str, gate: Gate
 ) -> None:
-    # Given users of whom somebody forgot the channels, as Redis 7 does by itself
+    # Given users without channels, which is the default of Redis 7
     face = faces("producer", "guard", "worker")
     raw.execute_command("ACL", "SETUSER", f"{namespace}-producer-guard-worker", "resetchannels")
     topic = face.topic("t", window="1s", concurrency=1)

@@ -70,7 +70,7 @@ records = st.builds(
 )
 """Almost records of guarded keys, short and long."""
 hostile = st.binary(max_size=200) | packed | messages | records | st.sampled_from(BOMBS)
-"""Bytes; and what a program of another version, or somebody else's, may have packed."""
+"""Bytes, and values that another version or another program may have packed."""
 
 
 @pytest.mark.timeout(120 if N == 60 else 0)

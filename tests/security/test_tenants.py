@@ -23,7 +23,7 @@ async def test_two_namespaces_share_nothing(url: str, clock: Clock, namespace: s
         ran: list[str] = []
         one = a.once(key="{k}", scope="s", cache_size=100)(lambda k: ran.append("a") or f"secret of a: {k}")
         two = b.once(key="{k}", scope="s", cache_size=100)(lambda k: ran.append("b") or f"secret of b: {k}")
-        # When both are asked the same, Then each runs its own and is told its own
+        # When both are asked the same, Then each runs its own and gets its own result
         assert [one("k"), two("k"), one("k"), two("k")] == ["secret of a: k", "secret of b: k"] * 2
         assert ran == ["a", "b"]
         # And neither sees, changes or takes what is the other's
@@ -56,7 +56,7 @@ async def test_what_one_factory_makes_shares_a_scope_unless_that_is_named(face: 
 async def test_a_key_that_names_its_tenant_is_that_tenants(face: Any) -> None:
     # Given one function for all tenants, whose key names the tenant
     guarded = face.once(key="{tenant}:{k}", scope="s")(lambda tenant, k: f"secret of {tenant}")
-    # When tenants try to name each other's keys, Then each is told its own
+    # When tenants try to name each other's keys, Then each gets its own
     for tenant, k in (("a", "b:c"), ("a:b", "c"), ("a", "b%3Ac"), ("a%3Ab", "c"), ("", "a:b:c")):
         if tenant:
             assert await guarded(tenant, k) == f"secret of {tenant}"

@@ -133,13 +133,13 @@ async def test_a_waiting_claim_is_woken_across_nodes(face: Face, ports: list[int
         await _heard_somewhere(claims_of(face.gate).key("claim", key)[0], ports)
         # When the owner completes
         assert await owner.complete("result")
-        # Then the other is told, though it never polls
+        # Then the other wakes, although it never polls
         assert await asyncio.wait_for(waiting, 60) == "done"
         assert waiter.result == "result"
 
 
 async def _heard_somewhere(channel: bytes, ports: list[int]) -> None:
-    """Until somebody has subscribed to the channel, at whichever node."""
+    """Wait until a client has subscribed to the channel, at any node."""
     deadline = time.monotonic() + 60
     with ExitStack() as stack:
         nodes = [stack.enter_context(redis.Redis(port=port)) for port in ports]
@@ -469,7 +469,7 @@ async def test_every_node_gets_the_credentials(
         for password, refused in (("secret", False), ("wrong", True)):
             with Gate(f"redis+cluster://ann:{password}@127.0.0.1:{ports[0]}", namespace=namespace) as gate:
                 work = _link(gate, awaiting).run_all(Batch(claims(gate, [f"k{n}" for n in range(30)]), list))
-                # Then they get it, and a wrong one is told at once
+                # Then they get it, and a wrong one fails at once
                 if refused:
                     with pytest.raises(ServerRejected, match="invalid username-password pair"):
                         await work

@@ -63,7 +63,7 @@ def eventually(happens: Callable[[], object], within: float = 30.0) -> None:
 
 
 def running(pid: int) -> bool:
-    """Whether this process is there, and not merely waiting to be reaped by whoever adopted it."""
+    """Return whether this process runs, and is no zombie."""
     shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
     return bool(shown.strip()) and not shown.startswith("Z")
 
@@ -84,7 +84,7 @@ def ask(url: str, *words: str) -> object:
 
 
 class User:
-    """Another process that starts or attaches to a server, then lives until it is told to leave."""
+    """Another process that starts or attaches to a server, then lives until it gets a line."""
 
     SCRIPT = """if True:
         import os, sys
@@ -209,7 +209,7 @@ def test_ctrl_c_in_the_terminal_does_not_end_it(program: str) -> None:
     with User(then=then, start_new_session=True) as user:
         assert user.process.stdout
         assert user.process.stdout.readline() == "prepared\n"
-        # When the whole group is interrupted, and somebody also asks the supervisor to end
+        # When the whole group is interrupted, and the supervisor also gets a request to end
         os.killpg(user.process.pid, signal.SIGINT)
         assert user.process.stdout.readline() == "draining\n"
         os.kill(user.supervisor_pid, signal.SIGTERM)
@@ -436,7 +436,7 @@ def test_a_server_left_without_supervisor_is_shut_down_first(program: str, tmp_p
     os.close(lock)
     eventually(lambda: supervisor.ping(path).startswith(b"+PONG"))
     ask(f"unix://{path}", "SET", "k", "v")
-    # When somebody uses the directory
+    # When another process uses the directory
     with embedded.start(str(tmp_path)) as server:
         # Then the old server has written its file and gone before the new one started
         assert left.wait(timeout=60) == 0
@@ -638,7 +638,7 @@ def test_the_supervisor_speaks_only_when_spoken_to(tmp_path: Path) -> None:
         pytest.skip("no server program")
     with embedded.start() as server:
         control = Path(server.socket_path).with_name(supervisor.CONTROL_SOCKET)
-        # Given somebody who connects, says nonsense, and is sent away, and one who hangs up without a word
+        # Given a client that sends garbage and is refused, and one that disconnects without a request
         with socket.socket(socket.AF_UNIX) as odd, socket.socket(socket.AF_UNIX) as mute:
             odd.connect(str(control))
             mute.connect(str(control))

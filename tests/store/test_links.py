@@ -168,7 +168,7 @@ def test_which_errors_are_worth_another_try(error: Exception, passing: bool) -> 
 async def test_a_busy_script_is_waited_for(
     asker: Any, own: redis.Redis, own_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a server that is busy with somebody's endless script
+    # Given a server that is busy with an endless script of another client
     ask = asker(own_url)
     await ask.run(claim(ask.gate, "before"))
     own.config_set("lua-time-limit", 10)
@@ -246,7 +246,7 @@ async def test_a_server_without_memory_refuses_to_begin_but_not_to_end(
     owner, record = token(), ask.claims.key("s", "held")
     fence = (await ask.run(claim(ask.gate, "held", owner))).token
     own.config_set("maxmemory", 1)
-    # When somebody claims another key
+    # When a caller claims another key
     with pytest.raises(ServerRejected, match="maxmemory"):
         await ask.run(claim(ask.gate, "new"))
     # Then nothing was written, and the claim that stands can be kept and completed
@@ -261,7 +261,7 @@ async def test_a_missing_permission_is_not_tried_again(asker: Any, own: redis.Re
     own.execute_command("ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+@all", "-evalsha", "-eval")
     ask = asker(client=redis.Redis(unix_socket_path=own_url.removeprefix("unix://"), username="weak", password="pw"))
     own.config_resetstat()
-    # Then the refusal is told at once
+    # Then the refusal raises at once
     with pytest.raises(ServerRejected, match="evalsha"):
         await ask.run(claim(ask.gate, "k"))
     assert own.info("commandstats")["cmdstat_evalsha"]["rejected_calls"] == 1
@@ -279,13 +279,13 @@ async def test_a_foreign_key_is_named(asker: Any, own: redis.Redis, own_url: str
     # Given a key of ours that holds what we did not write
     ask = asker(own_url)
     calls = [claim(ask.gate, "k"), claim(ask.gate, "other")]
-    own.set(calls[0].keys[0], "somebody's")
+    own.set(calls[0].keys[0], "another program's")
     # Then it is refused, alone and in a batch, and left as it is
     with pytest.raises(UnexpectedData, match="another layout"):
         await ask.run(calls[0])
     with pytest.raises(UnexpectedData):
         await ask.run_all(together(calls))
-    assert own.get(calls[0].keys[0]) == "somebody's"
+    assert own.get(calls[0].keys[0]) == "another program's"
 
 
 # -- the way to the server --------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ async def test_what_is_not_known_is_said(asker: Any, proxy: Proxy) -> None:
     ask = asker(proxy.url)
     await ask.run(claim(ask.gate, "warm"))
     proxy.cut_reply(b"EVALSHA", times=1000)
-    # Then the caller is told that the call may have run, as it has
+    # Then the error says that the call may have run, as it has
     owner = token()
     with pytest.raises(StoreUnavailable) as told:
         await ask.run(claim(ask.gate, "k", owner), within=0.2)

@@ -1,4 +1,4 @@
-"""TLS on a real server: who it is, is checked; who we are, is shown; and what breaks, is told and mended."""
+"""TLS on a real server: certificates of the server and the client, and the errors of each fault with their fix."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_who_cannot_prove_it_is_refused_with_the_reason(asker: Any, tls: T
         await ask.run(ask.claims.inspect(ask.claims.key("s", "k")))
 
 
-async def test_the_name_is_checked_unless_somebody_says_otherwise(tls: Tls) -> None:
+async def test_the_name_is_checked_unless_the_url_disables_it(tls: Tls) -> None:
     endpoint = endpoint_from_url(tls.url("127.0.0.1"))
     for client in (sync_client(endpoint), async_client(endpoint)):
         assert client.connection_pool.connection_kwargs["ssl_check_hostname"] is True

@@ -1,7 +1,7 @@
 """What one slot of a topic must do, in plain Python with nothing of the package in it. Times in ms, plain replies.
 
 A message is pending, in flight, or dead, and that is all: what is scheduled, ready, waiting or blocked follows from the
-time, the deliveries in flight and the groups, whenever somebody asks. So there are no queues to move it between, and no
+time, the deliveries in flight and the groups, at each call. So there are no queues to move it between, and no
 order in which anything must be done but the one that is promised: the best rank first, of what may go.
 """
 
@@ -445,7 +445,7 @@ class Model:
 
     def next_work(self) -> int:
         """When there is something to take or to put back: a message that may go, or is due later, or a lapsing lease.
-        NEVER where only the end of a delivery, or somebody's call, can change that."""
+        NEVER where only the end of a delivery, or a call, can change that."""
         leases = [flight.lease_end for flight in self.flights.values()]
         if self.paused or len(self.flights) >= (NEVER if self.rules.most is None else self.rules.most):
             return min(leases, default=NEVER)

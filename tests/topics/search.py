@@ -251,7 +251,7 @@ class Search(exhaustive.Search[State, Step]):
         return after
 
     def _done(self, before: State, after: State, step: Step, reply: tuple[Any, ...]) -> State:
-        """What is true after this request, whoever heard its answer."""
+        """Return what is true after this request, whether or not its reply arrived."""
         sent = Request(step.name.removesuffix(", unheard"), step.script, step.args, reply, step.held, step.keys)
         taken = _taken(step, reply)
         if step.verb == "take" and not taken:
@@ -284,7 +284,7 @@ class Search(exhaustive.Search[State, Step]):
         key = self.names[0].encode()
         flight, pending = in_flight(after.content).get(key), _pending(before.content).get(key)
         expected = b"in_flight" if flight else b"cancelled" if pending else b"absent"
-        self.check(after, word == expected, "P13: a cancellation is told wrong")
+        self.check(after, word == expected, "P13: a cancellation has a wrong reply")
         self.check(after, not flight or flight[1], "P13: what is cancelled in flight may be tried again")
 
     def _taken(self, before: State, after: State, step: Step, taken: tuple[Any, ...]) -> State:

@@ -347,7 +347,7 @@ def test_who_takes_and_who_cancels_or_moves_at_the_same_time_agree(gate: Gate) -
         work += [threads.submit(change, [f"k{n}" for n in range(first, 600, 2)][::-1]) for first in range(2)]
     for one in work:
         one.result()
-    # Then each was either delivered, once, and whoever changed it was told so; or it was not
+    # Then each was either delivered once, and its change returned "in_flight", or it was changed and not delivered
     changed = {key for key, answer in answers.items() if answer in ("cancelled", "rescheduled")}
     assert {*answers.values()} <= {"cancelled", "rescheduled", "in_flight"}
     assert sorted(taken) == sorted(answers.keys() - changed)

@@ -458,7 +458,7 @@ async def test_what_dies_again_meanwhile_is_not_sent_back_for_ever(
             while not over.is_set():
                 failing.bury(failing.take(1000), reason="again")
 
-    # Given somebody who buries at once whatever is due
+    # Given a worker that buries each delivery at once
     thread = threading.Thread(target=fail_all)
     thread.start()
     try:

@@ -115,7 +115,7 @@ async def test_a_lease_ends_though_the_clock_was_set_back(
         assert await topic.extend([first]) == ["ok"]
     # Given an owner that fell silent, and a clock that is set back by an hour
     clock.set(clock.now().timestamp() - 3600)
-    # When somebody has looked for work, and a lease has gone by since
+    # When a worker has looked for work, and a lease has gone by since
     assert await topic.take(10) == []
     clock.advance("29.999s")
     assert await topic.take(10) == []
@@ -175,7 +175,7 @@ async def test_a_lapsed_lease_is_taken_over_by_the_next_take(face: Any, clock: C
     clock.advance("29.999s")
     assert await topic.take(10) == []
     clock.advance("1ms")
-    # When somebody takes
+    # When a worker takes
     second = await _taken(topic, 10)
     # Then it is delivered again at once, as a second attempt, with a higher token
     assert (second.attempt, second.reason, second.payload) == (2, "retry", 1)
@@ -222,7 +222,7 @@ async def test_a_former_owner_changes_nothing(face: Any, clock: Clock, everythin
     before = await topic.peek("k")
     # When the former owner comes back
     assert await getattr(topic, verb)(former) == "lost"
-    # Then it is told so; the current delivery is as it was
+    # Then the call returns "lost", and the current delivery is as it was
     after = await topic.peek("k")
     assert (after.pending, after.token, after.lease_until) == (None, current.token, before.lease_until)
     assert (await topic.stats())["lost"] == (0 if verb == "extend" else 1)
@@ -255,7 +255,7 @@ async def test_an_ack_ends_it(face: Any, clock: Clock, conserved: Any) -> None:
     await topic.trigger("k")
     delivery = await _taken(topic)
     assert await topic.ack(delivery) == "ok"
-    # Then it never comes again, and a second ack is told so
+    # Then it never comes again, and a second ack returns "lost"
     clock.advance("1h")
     assert await topic.take(10) == []
     assert await topic.ack(delivery) == "lost"
@@ -340,7 +340,7 @@ async def test_a_nack_may_name_its_delay(face: Any, clock: Clock, at: At) -> Non
     assert (await topic.trigger("k")).due_at == at(42)
     clock.advance("42s")
     assert (await _taken(topic)).count == 2
-    # Then it has joined nothing by itself
+    # Then it has joined nothing without a trigger
     assert (await topic.stats())["folded"] == 0
 
 
@@ -392,7 +392,7 @@ async def test_what_lapses_again_is_tried_apart_from_its_neighbours(face: Any, c
     for _ in range(2):
         assert len(await topic.take(100)) == 40
         clock.advance("30s")
-    # When somebody takes again and again
+    # When a worker takes again and again
     together = []
     for _ in range(31):
         taken = await topic.take(100)
@@ -441,7 +441,7 @@ async def test_many_lapsed_at_once_are_put_back_a_few_a_call(gate: Gate, clock: 
     assert len(topic.take(1000)) == 90
     topic.trigger_many([(n, n) for n in range(90, 140)])
     clock.advance("1h")
-    # When somebody takes, each call puts back 32, and hands out as many at most, or fewer where fewer were asked for
+    # When a worker takes, each call puts back 32, and hands out as many at most, or fewer where fewer were asked for
     calls: TopicCalls = topic.open()
     rounds = [gate.context.link.run(calls.take(0, most)) for most in (1000, 5, 1000, 1000, 1000)]
     assert [(taken.lapsed, len(taken.deliveries)) for taken in rounds] == [
@@ -538,7 +538,7 @@ async def test_where_nothing_is_due_ever_there_is_no_next_time(face: Any, clock:
 
 
 @pytest.mark.parametrize("how", ["take", "turn", "forward"])
-def test_whoever_takes_is_told_when_to_come_again(gate: Gate, clock: Clock, how: str) -> None:
+def test_a_take_returns_when_to_take_again(gate: Gate, clock: Clock, how: str) -> None:
     # Given one that is in flight, one that is due, and one that is due in a minute
     topic = gate.topic("t", lease="1h")
     topic.trigger("first")

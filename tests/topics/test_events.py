@@ -133,7 +133,7 @@ async def test_a_table_that_is_none_is_named_and_left_alone(
     memo = keys.slot(face.gate.namespace, "t", 0, 1)[8]
     raw.hset(memo, field, value)
     before = everything()
-    # Then who names an event is told so, and nothing is written
+    # Then a trigger with an event id is refused, and nothing is written
     for ask in (topic.trigger("k", event_id="f"), topic.trigger_many([("n", 1), Trigger("k", event_id="f")])):
         with pytest.raises(UnexpectedData) as refused:
             await ask
@@ -145,7 +145,7 @@ async def test_a_table_that_is_none_is_named_and_left_alone(
 
 @pytest.mark.damages("undecodable")
 def test_a_bucket_that_is_none_is_left_alone_when_it_is_to_be_split(gate: Gate, raw: Any) -> None:
-    # Given a table of two buckets, of which that which is split next is none of ours
+    # Given a table of two buckets, of which another program wrote the one that is split next
     topic, memo = gate.topic("t"), keys.slot(gate.namespace, "t", 0, 1)[8]
     topic.trigger_many([Trigger("k", event_id=number) for number in range(20)])
     raw.hset(memo, "e0", b"x" * 25)

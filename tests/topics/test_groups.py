@@ -470,7 +470,7 @@ async def test_a_retry_that_becomes_more_important_keeps_its_group(face: Any, cl
 async def test_a_group_that_is_none_of_ours_is_named_before_anything_is_taken(
     face: Any, raw: Any, everything: Any, namespace: str
 ) -> None:
-    # Given a group of which somebody else has written who is in it
+    # Given a group whose members another program has written
     topic, busy = face.topic("orders"), f"ig2:{{{namespace}:topic:orders:0/1}}:group:active"
     await topic.trigger("k", group="ann")
     raw.hset(busy, "ann", "spoilt")
@@ -491,7 +491,7 @@ async def test_what_lapses_between_two_groups_is_not_touched_where_either_is_non
     assert len(await topic.take(1)) == 1
     await topic.trigger("k", group="bob")
     clock.advance("30s")
-    # When somebody else has written who is in the first
+    # When another program has written the members of the first
     raw.hset(busy, "ann", "spoilt")
     before = everything()
     # Then that is said, and nothing is written

@@ -534,7 +534,7 @@ async def test_a_copy_of_what_did_a_part_says_the_same_and_does_nothing(gate: Ga
 async def test_a_call_behind_one_whose_answer_was_spoilt_is_refused(
     gate: Gate, raw: Any, everything: Dumps, namespace: str
 ) -> None:
-    # Given two calls that travel together, and what the first was answered is none of ours any more
+    # Given two calls that travel together, and a stored reply of the first that another program has replaced
     topic = gate.topic("t", window="1h")
     first, second = topic.open().trigger_many([Trigger(number) for number in range(200)]).calls
     gate.context.link.run(first)

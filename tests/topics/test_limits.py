@@ -91,7 +91,7 @@ def test_nobody_waits_for_a_rate_that_has_room(gate: Gate) -> None:
     # When it is taken
     taken = gate.context.link.run(topic.open().take(0, 10))
     assert [one.key for one in taken.deliveries] == ["a"]
-    # Then whoever took it looks again when the next is due
+    # Then the worker that took it takes again when the next is due
     assert taken.next_due_ms == taken.now_ms + 1000
 
 

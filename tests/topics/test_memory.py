@@ -196,7 +196,7 @@ async def test_a_second_ack_is_answered(face: Face, full: Any) -> None:
     await topic.trigger("k")
     taken = await topic.take(1)
     full()
-    # When an ack is sent twice to a full server, the second is told so
+    # When an ack is sent twice to a full server, the second returns "lost"
     assert await topic.ack(taken) == ["ok"]
     assert await topic.ack(taken) == ["lost"]
     assert await topic.cancel("k") == "absent"

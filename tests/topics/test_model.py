@@ -253,7 +253,7 @@ class Machine(RuleBasedStateMachine):
         self._run(slot, call, lambda _: [self.models[slot].trigger(*one) for one in said], _receipts)
 
     def _one_trigger(self, any_of: Random) -> tuple[Trigger, Any]:
-        """What the server is told, and what the model is told."""
+        """Send a call to the server, and the same to the model."""
         key, payload = any_of.choice(KEYS), any_of.randint(-5, 5)
         when, version, event = any_of.choice(WHENS), any_of.choice(VERSIONS), any_of.choice(EVENTS)
         group = any_of.choice(self.case.groups) if len(self.case.groups) > 1 else ""
@@ -279,7 +279,7 @@ class Machine(RuleBasedStateMachine):
         self._compare_taken(model, n, taken)
 
     def _compare_taken(self, model: Model, n: int, taken: Taken) -> None:
-        # Who found nothing is told when there will be something; with what was found, one looks again.
+        # An empty reply says when the next message is due. After a reply with messages, a worker takes again.
         if n > 0 and not taken.deliveries:
             assert not 0 < taken.next_due_ms <= self.now
         # But for what the rate holds back: whether that stands behind its group is found out later.

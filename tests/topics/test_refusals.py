@@ -631,7 +631,7 @@ async def test_a_trigger_that_meets_a_group_looks_at_what_is_stored_of_it(
     key, field = f"ig2:{{{namespace}:topic:t:0/1}}:{damage}", "k" if damage == "next" else "g"
     raw.hset(key, field, b"spoilt")
     before = everything()
-    # Then whoever triggers it is told, and nothing is written
+    # Then a trigger raises, and nothing is written
     with pytest.raises(UnexpectedData, match="Nothing was written") as caught:
         await topic.trigger("k", group=asked)
     assert caught.value.redis_key == key

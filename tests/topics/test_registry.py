@@ -84,7 +84,7 @@ NOTED = {
 async def test_an_entry_that_is_none_of_ours_is_said(
     face: Face, looking: Any, raw: Any, everything: Dumps, field: str
 ) -> None:
-    # Given a topic whose entry in the registry somebody has spoilt
+    # Given a topic whose entry in the registry is damaged
     topic = face.topic("t", slots=2)
     await topic.trigger("k", 1)
     raw.hset(f"ig2:{{{face.gate.namespace}:topics}}", *NOTED[field])
@@ -124,7 +124,7 @@ async def test_an_emptied_topic_is_forgotten(face: Face, looking: Any, clock: Cl
     await topic.ack(await topic.take(100))
     # When it is forgotten
     gone = await topic.delete()
-    # Then it is gone, but for what expires by itself
+    # Then it is gone, except for keys that expire
     assert (gone.known, gone.pending, gone.in_flight, gone.dead) == (True, 0, 0, 0)
     assert await looking.stored_topics() == []
     assert all(0 < topic.definition.context.link.command("PTTL", key) <= 86_400_000 for key in everything())
@@ -195,7 +195,7 @@ async def test_a_change_that_was_begun_ends_before_another(face: Face, gate: Gat
 
 
 def test_what_was_made_only_just_now_is_forgotten_and_what_never_was_has_no_slots(gate: Gate) -> None:
-    # Given a topic that somebody made after the registry was asked for it
+    # Given a topic that another process made after the registry was asked for it
     made = gate.topic("t").open()
     assert run_plan(plan_delete(made, None, True), gate.context.link.run_all) == DeletedTopic(True, 0, 0, 0)
     # And one that nobody made
@@ -252,7 +252,7 @@ async def test_who_still_uses_it_makes_it_anew(face: Face, other: Gate, url: str
     # Then the topic is there again, as that program says it is
     (found,) = await face.stored_topics()
     assert (found.name, found.slots, found.stats.scheduled) == ("t", 4, 1)
-    # And where it is forgotten again, and somebody else makes it with other slots, that program goes by these
+    # And where it is forgotten again, and another process makes it with other slots, that program uses these
     await face.topic("t", window="60s", slots=4).delete(discard=True)
     with Gate(url, namespace=other.namespace, clock=clock) as third:
         third.topic("t", window="60s", slots=2).trigger("k")

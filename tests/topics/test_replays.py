@@ -142,7 +142,7 @@ async def test_a_call_sent_again_at_once(stage: Stage, everything: Dumps, name: 
     assert everything() == after
 
 
-# These read or renew what is theirs at the time of the copy: a former owner is told "lost", never the answer of before.
+# These read or renew what is theirs at the time of the copy: a former owner gets "lost", never the first reply.
 _OF_THE_MOMENT = ("take", "turn", "extend")
 
 
@@ -199,7 +199,7 @@ async def test_a_late_copy_of_a_take_brings_only_what_is_still_its_own(
     stage.topic.ack(stage.gate.context.link.run(call).deliveries[0])
     stage.topic.trigger("third", 1)
     before = everything()
-    # When the take is sent again, it has no second effect, and hands out nothing that is somebody else's
+    # When the take is sent again, it has no second effect, and returns no delivery of another worker
     again = await stage.run(call)
     assert again == (taken[0][1:], 0)
     # And when the rest has lapsed and was taken over, a copy brings nothing
@@ -244,7 +244,7 @@ async def test_a_late_copy_of_a_turn_takes_nothing_that_it_did_not_take(
 async def test_what_is_wrong_with_the_next_message_does_not_keep_a_delivery_from_ending(
     stage: Stage, raw: Any, everything: Dumps
 ) -> None:
-    # Given a pending message that is none of ours
+    # Given a pending message of another program
     pending = stage.calls.keys(0)[1]
     raw.hset(pending, "ripe", b"no message")
     # When a turn ends a delivery, and would take that next
@@ -272,7 +272,7 @@ async def test_a_remembered_reply_that_is_none_of_ours_is_named(
     (replies,) = [key for key in stage.calls.keys(0) if b":replies" in key and raw.exists(key)]
     raw.hset(replies, mapping={name: b"spoilt" for name in raw.hkeys(replies) if name})
     before = everything()
-    # When a copy of it comes, then it is told which key is to blame, and has no effect
+    # When a copy of it comes, then its error names the damaged key, and it has no effect
     with pytest.raises(UnexpectedData, match="a corrupt reply") as caught:
         await stage.run(call[verb])
     assert caught.value.redis_key == replies.decode()
@@ -387,11 +387,11 @@ async def test_a_copy_of_a_take_still_says_what_lapsed(stage: Stage, clock: Cloc
 async def test_a_late_copy_of_a_heartbeat_does_not_revive(stage: Stage, clock: Clock, everything: Dumps) -> None:
     call = stage.calls.extend(0, [stage.flying])
     assert await stage.run(call) == ["ok"]
-    # Given that somebody else took the key over
+    # Given that another owner took the key over
     clock.advance("30s")
     assert "flying" in {one.key for one in stage.topic.take(100)}
     before = everything()
-    # Then a late heartbeat of the former owner is told so
+    # Then a late heartbeat of the former owner gets "lost"
     assert await stage.run(call) == ["lost"]
     assert everything() == before
 

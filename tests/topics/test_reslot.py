@@ -436,7 +436,7 @@ async def test_while_a_part_is_moved_its_callers_wait(gate: Gate, other: Gate, c
     stale = other.topic("t", **_policy(1))
     stale.open()
     await _steps(gate, "t", 2, 6)
-    # Then who needs that part is told, after a time, that nothing was done
+    # Then a call that needs that part fails after its timeout, and nothing was done
     with pytest.raises(StoreUnavailable, match="being moved") as caught:
         stale.trigger("k")
     assert caught.value.executed == "no"
@@ -499,7 +499,7 @@ async def test_a_user_who_may_wake_nobody_may_change_the_slots(gate: Gate, users
 
 
 async def test_a_policy_that_is_redefined_meanwhile_is_the_one_that_stays(face: Face, other: Gate) -> None:
-    # Given a topic that somebody gives another policy while its slots are changed
+    # Given a topic whose policy another process changes while its slots are changed
     topic = face.topic("t", slots=2, window="60s")
     await topic.trigger_many([(key, 1) for key in KEYS])
 

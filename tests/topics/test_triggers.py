@@ -320,7 +320,7 @@ async def test_what_is_refused_is_refused_to_all_who_shared_it(url: str, raw: An
     gate = Gate(url, namespace=namespace)
     topic = gate.aio.topic("t")
     calls = await topic.open()
-    raw.set(calls.keys(0)[1], "somebody else's")
+    raw.set(calls.keys(0)[1], "another program's")
     refused = await asyncio.gather(topic.trigger("a"), topic.trigger("b"), return_exceptions=True)
     assert [type(error) for error in refused] == [UnexpectedData, UnexpectedData]
     await gate.aio.close()
@@ -381,7 +381,7 @@ async def test_a_time_that_is_named_in_a_batch_holds_for_the_rest_of_it(
     assert (delivery.payload, delivery.reason) == ([1, 2, 3], "time")
 
 
-async def test_whoever_sleeps_is_told_of_what_is_due_first(face: Any, clock: Clock, raw: Any, namespace: str) -> None:
+async def test_workers_are_notified_of_the_earliest_message(face: Any, clock: Clock, raw: Any, namespace: str) -> None:
     # Given a message that is due in a minute
     topic = face.topic("t")
     await topic.trigger("k", delay="60s")
@@ -393,13 +393,13 @@ async def test_whoever_sleeps_is_told_of_what_is_due_first(face: Any, clock: Clo
         # And one of them is made due at once
         await topic.flush("later")
         told = [heard.get_message(timeout=30) for _ in range(3)]
-    # Then of the latter two is told, and when they are due
+    # Then the latter two are published, with the times when they are due
     now = round(clock.now().timestamp() * 1000)
     assert [one["type"] for one in told] == ["subscribe", "message", "message"]
     assert [int(one["data"]) for one in told[1:]] == [now + 30_000, now]
 
 
-async def test_whoever_sleeps_is_told_that_all_was_made_due(face: Any, clock: Clock, raw: Any, namespace: str) -> None:
+async def test_workers_are_notified_of_a_flush(face: Any, clock: Clock, raw: Any, namespace: str) -> None:
     # Given one message that is due in a minute
     topic = face.topic("t")
     await topic.trigger("k", delay="60s")
@@ -409,7 +409,7 @@ async def test_whoever_sleeps_is_told_that_all_was_made_due(face: Any, clock: Cl
         assert [await topic.flush(), await topic.flush()] == [1, 0]
         raw.publish(f"ig2:{{{namespace}:topic:t:0/1}}:scheduled", b"all")
         told = [heard.get_message(timeout=30)["data"] for _ in range(3)]
-    # Then that is told once
+    # Then that is published once
     assert told[1:] == [b"%d" % round(clock.now().timestamp() * 1000), b"all"]
 
 
@@ -426,7 +426,7 @@ async def test_nobody_is_told_of_what_waits_behind_a_delivery(
         await topic.trigger("k")
         await topic.trigger("other")
         told = [heard.get_message(timeout=30) for _ in range(2)]
-    # Then of the latter alone is told
+    # Then the latter alone is published
     assert [one["type"] for one in told] == ["subscribe", "message"]
     assert int(told[1]["data"]) == round(clock.now().timestamp() * 1000)
 

@@ -196,7 +196,7 @@ def test_it_finds_the_capacity_backs_off_when_that_shrinks_and_comes_back(option
     # When it shrinks to 10, the limit follows
     found = total(load(downstream(10), states, adaptive, 30_000))
     assert 8 <= sum(found) / len(found) <= 25
-    # And it comes back by itself
+    # And it comes back without a reset
     found = total(load(downstream(40), states, adaptive, 60_000))
     assert 35 <= sum(found) / len(found) <= 85
 

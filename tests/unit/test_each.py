@@ -1,4 +1,4 @@
-"""A call that goes through many keys: each is answered by itself, and what is left goes again."""
+"""A call for many keys: each gets its own reply, and the rest is sent again."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_a_change_that_was_cut_off_is_told_with_what_ends_it(change: bytes, what
     ("said", "alive", "kinds"),
     [(b"7 t", [b"m"], []), (b"9007199254740991 ", [b"m"], ["owner"]), (b"7 t", [], ["owner"]), (None, [b"m"], [])],
 )
-def test_what_is_held_somebody_holds_who_has_not_left(said: bytes | None, alive: list[bytes], kinds: list[str]) -> None:
+def test_a_held_slot_has_a_live_holder(said: bytes | None, alive: list[bytes], kinds: list[str]) -> None:
     facts = {} if said is None else {b"m:m": said}
     told = [*check_members({b"alive": 1, b"held": 1}, {b"t:0": b"m"}, dict.fromkeys(alive, 9), facts, 0)]
     assert [(one.kind, one.key, one.mend) for one in told] == [(kind, "held", "HDEL held t:0") for kind in kinds]

@@ -48,7 +48,7 @@ def test_it_asks_for_nothing_before_it_knows_the_members() -> None:
 
 
 def test_a_slot_in_other_hands_is_waited_for_then_seized() -> None:
-    # Given a slot of my share that somebody else holds
+    # Given a slot of my share that another member holds
     holdings = joined(elsewhere=1)
     (slot,) = holdings.share - holdings.held
     assert holdings.takes_over_at == 1100

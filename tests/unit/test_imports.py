@@ -9,11 +9,11 @@ import sys
 import pytest
 
 LATER = {
-    "redis": "with the first gate that is told a store",
+    "redis": "with the first gate that has a store",
     "hiredis": "with redis",
     "wrapt": "with the first decorator",
     "importlib.metadata": "with wrapt, or with redis",
-    "tenacity": "by whoever has a policy or strategy of its",
+    "tenacity": "by users with a policy or strategy of its",
     "zoneinfo": "with the first recurring trigger",
     "cronsim": "with the first recurring trigger",
     "rich": "by the command line",

@@ -66,7 +66,7 @@ def test_the_place_of_a_line_is_no_other_branch() -> None:
 
 @pytest.mark.slow
 def test_a_fork_that_ended_leaves_no_socket(tmp_path: Path) -> None:
-    # Given forks with a server each, of which one does not end by itself
+    # Given forks with a server each, of which one does not end on its own
     def work(seconds: float) -> bool:
         judging._server()
         (tmp_path / str(os.getpid())).touch()
@@ -87,7 +87,7 @@ def test_a_run_that_is_ended_ends_its_forks_and_their_servers(tmp_path: Path) ->
         time.sleep(0.01)
     (fork,) = map(int, begun)
     os.killpg(fork, 0)
-    # When it is told to end
+    # When it gets SIGTERM
     run.terminate()
     # Then it ends, and nobody of the fork's process group is left
     assert run.wait(30) == 128 + signal.SIGTERM

@@ -209,7 +209,7 @@ def test_what_is_said_once_of_a_topic_counts_wherever_that_was(name: str, said: 
     one, silent = policy(**{name: said}), policy()
     for found in (merge_declarations(silent, one), merge_declarations(one, silent), merge_declarations(one, one)):
         assert getattr(found, name) == getattr(one, name) != getattr(silent, name)
-    # And of a backoff, whoever names one
+    # And of a backoff, where one is named
     patient = policy(backoff="7s")
     for found in (merge_declarations(silent, patient), merge_declarations(patient, silent)):
         assert found.backoff.ms(1) == 7_000

@@ -50,8 +50,8 @@ async def live(entry: str, url: str, namespace: str, sound: Callable[[Gate], Non
     yield made
     await made.aio.close()
     made.close()
-    with Gate(url, namespace=namespace) as whoever:  # not every role may audit
-        sound(whoever)
+    with Gate(url, namespace=namespace) as admin:  # not every role may audit
+        sound(admin)
 
 
 @pytest.fixture

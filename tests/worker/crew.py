@@ -146,7 +146,7 @@ class World:
         deadline = monotonic() + 20
         await asyncio.sleep(0.001)
         while not all(hand.task.done() or hand.membership.at_rest for hand in self.hands):
-            assert monotonic() < deadline, "somebody never rests"
+            assert monotonic() < deadline, "a worker never rests"
             await asyncio.sleep(0.001)
         for hand in [hand for hand in self.hands if hand.task.done()]:
             hand.task.result()

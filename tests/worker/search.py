@@ -50,7 +50,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Work:
-    """What is true of a work, whoever knows it: who was granted it last and has not ended, until when (ms)."""
+    """The truth about a work: its last owner that has not ended, and until when its lease holds (ms)."""
 
     owner: bytes = b""
     until: int = 0
@@ -184,7 +184,7 @@ class Search(search.Search):
             return work, Run("done")
         if word == "busy":
             self.check(after, live, "a free work is refused")
-            self.check(after, rest[0] == work.until - before.now, "the lease that is left is told wrong")
+            self.check(after, rest[0] == work.until - before.now, "wrong remaining lease")
             return work, Run("busy", left=rest[0])
         if word == "stale":
             self.check(after, step.told is not None, "a new claim is taken for an old one")
@@ -205,7 +205,7 @@ class Search(search.Search):
     def _completed(
         self, before: State, after: State, step: Step, at: int, words: tuple[Any, ...]
     ) -> tuple[Work, Run | None]:
-        """Whoever ran to the end acknowledges, whether that was recorded or not."""
+        """Acknowledge after each run to the end, whether that was recorded or not."""
         work, owner = before.works[at], step.args[1]
         mine = (work.owner, work.fence) == (owner, step.args[2]) and not work.done
         if mine:

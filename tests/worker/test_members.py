@@ -138,7 +138,7 @@ async def test_the_generation_rises_with_the_members_and_only_then(world: World)
 async def test_lost_keys_are_written_anew_and_the_generation_still_rises(world: World, raw: Any) -> None:
     hand = await world.join(T)
     before = hand.membership.generation
-    # When somebody deletes everything, the others come back by themselves
+    # When a client deletes everything, the members register again
     raw.delete(*keys.members(world.gate.namespace, "workers"))
     await world.pass_time(INTERVAL)
     assert hand.membership.generation > before
@@ -500,7 +500,7 @@ async def test_when_a_member_leaves_the_others_are_another_generation(gate: Gate
     for name in ("stays", "leaves"):
         await run(members.heartbeat(*group, members.HeartbeatRequest(name, 1, ("t",), 0, (), (), ()), 10_000))
     before = (await run(members.list_members(*group))).generation
-    # When one of them leaves, then whoever looks divides the slots anew
+    # When one of them leaves, then the next reader divides the slots again
     assert await run(members.leave(*group, "leaves"))
     assert (await run(members.list_members(*group))).generation > before
 

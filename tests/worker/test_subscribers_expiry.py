@@ -211,7 +211,7 @@ async def test_what_expires_while_nobody_listens_is_acted_on(
     # When they expire while nobody is there
     await expire_unheard(raw, "session:seen", "session:tracked")
     clock.advance("61s")
-    # Then whoever comes next acts on them
+    # Then the next subscriber acts on them
     raw.config_set(SETTING, "Ex")
     second = make(clock=clock)
     listener(second, ran)

@@ -44,7 +44,7 @@ async def stolen(rival: Gate, clock: Clock, n: int = 1) -> list[Any]:
 
 @pytest.mark.parametrize("awaiting", [False, True])
 async def test_heartbeats_keep_the_lease_of_a_long_handler(live: Gate, eventually: Any, awaiting: bool) -> None:
-    # Given a lease of 0.4 s, a handler of a second, and somebody who would take what lapses
+    # Given a lease of 0.4 s, a handler of a second, and another worker, which would take what lapses
     topic, attempts = live.topic("t", lease="400ms"), []
 
     async def wait(delivery: Any) -> None:
@@ -104,9 +104,9 @@ async def test_a_handler_learns_that_its_lease_is_lost(
     await topic.aio.trigger("a")
     async with Worker(gate, concurrency=1, prefetch=0):  # has no room for what lapses
         await eventually(lambda: gate.counters["worker.taken"] == 1)
-        # When its lease lapses and somebody else has the message
+        # When its lease lapses and another worker has the message
         (theirs,) = await stolen(rival, clock)
-        # Then it is told, and what it settles changes nothing
+        # Then its handler learns it, and its settlement changes nothing
         await eventually(lambda: gate.counters["worker.lost"] == 1)
     assert [lost for lost, _ in ended] == [True]
     assert theirs.token > ended[0][1]
@@ -129,7 +129,7 @@ async def test_what_was_lost_before_it_started_is_not_started(
     await topic.aio.trigger_many([("a", 1), ("b", 2), ("c", 3)])
     async with Worker(gate, concurrency=1, prefetch=2):
         await eventually(lambda: gate.counters["worker.taken"] == 3)
-        # When all their leases lapse and somebody else has them
+        # When all their leases lapse and another worker has them
         theirs = await stolen(rival, clock, 3)
         await eventually(lambda: gate.counters["worker.lease_lost"] == 3)
         await rival.topic("t").aio.ack(theirs)
@@ -182,7 +182,7 @@ async def test_a_store_that_is_away_for_longer_than_the_lease_costs_it(
             # When nothing passes any more
             proxy.black_hole = True
             proxy.cut_all()
-            # Then the handler is told, though nobody can tell the worker
+            # Then the handler learns it, although no reply reaches the worker
             await eventually(lambda: seen[0].lost)
             assert gate.counters["worker.lease_lost"] == 1
             # And when the store is back, work goes on

@@ -107,7 +107,7 @@ def test_a_signal_lets_what_runs_finish(
     topic.trigger_many([("a", 1), ("b", 2), ("c", 3)])
     one = program("waiting")
     assert one.says() == "started a"
-    # When it is told to end, and its handler finishes afterwards
+    # When it gets SIGTERM, and its handler finishes afterwards
     one.process.send_signal(number)
     assert one.process.stdin is not None
     deadline = time.monotonic() + 60

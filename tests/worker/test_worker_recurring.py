@@ -71,7 +71,7 @@ def test_whenever_planning_begins_it_finds_the_same_occurrences(zone: str, cron:
     for start in (at(2026, 3, 1), at(2026, 10, 1)):
         end = start + timedelta(days=36)
         times = [t.at for t in takewhile(lambda t, end=end: t.at < end, one.after(start))]
-        # Then whoever begins in between, even in the hour that is there twice, goes on with the next of them
+        # Then a worker that starts in between, even in the hour that occurs twice, goes on with the next of them
         for before, after in pairwise(times):
             for part in (0, 0.3, 0.7):
                 assert next(one.after(before + (after - before) * part)).at == after

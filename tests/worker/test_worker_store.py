@@ -1,4 +1,4 @@
-"""The worker and its store: sleeping until there is work, being woken, and going on by itself after the store was
+"""The worker and its store: sleeping until there is work, being woken, and going on without help after the store was
 away."""
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ async def test_what_comes_later_does_not_wait_behind_what_runs(gate: Gate, event
 
     async with gate.aio.worker(concurrency=4):
         for number, key in enumerate(["slow-1", "slow-2", "slow-3", "quick"], 1):
-            # When one message more comes, each by itself
+            # When one message more comes, each alone
             await topic.aio.trigger(key)
             # Then it starts, beside those that run
             await eventually(lambda number=number: len(seen) == number)

@@ -91,7 +91,7 @@ def add_to(commands: Any) -> None:
         help="kill a subscriber and the worker in the middle, and start new ones (default: yes)",
     )
     add("--url", help="use this server, such as redis://localhost:6379/0 (default: an embedded one)")
-    add("--json", action="store_true", help="the final report as JSON on stdout; how it goes is told on stderr")
+    add("--json", action="store_true", help="the final report as JSON on stdout; progress goes to stderr")
     parser.set_defaults(command=_command)
 
 

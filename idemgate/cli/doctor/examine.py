@@ -187,7 +187,7 @@ def _looked_for(where: Namespace, found: list[Server]) -> tuple[Check, bool]:
     try:
         return _strangers(where, found)
     except ServerRejected:
-        what = "its keys may not be listed (SCAN): other layouts, and whether somebody listens to expiry, are not known"
+        what = "its keys may not be listed (SCAN): other layouts, and clients that listen to expiry are not known"
         return Check("namespace", "skipped", what), False
 
 

@@ -15,7 +15,7 @@ from integrations.http.tests.wire import OPTIONS, Wire, post, respond, scope
 
 
 class Slow:
-    """An app that counts its calls and its ends, and answers when it is told to."""
+    """An app that counts its calls and its ends, and answers on request."""
 
     def __init__(self) -> None:
         self.entered, self.leave = asyncio.Event(), asyncio.Event()
@@ -146,7 +146,7 @@ async def test_a_request_that_waits_for_another_one_can_be_cancelled(
 
 
 async def test_cancelling_at_any_step_runs_the_work_once_and_leaves_no_task(agate: Gate) -> None:
-    """Cancel the request after each number of steps of the event loop, until it ends by itself."""
+    """Cancel the request after each number of steps of the event loop, until it ends without that."""
     finished = False
     steps = 0
     while not finished:

@@ -226,7 +226,7 @@ class _Wire:
         return kind(f"{type(why).__name__}: {why}"[:300] if why else "the connection is closed")
 
     def _close(self) -> None:
-        """One that is being opened is closed when it is open, or fails by itself: pika stumbles over anything else."""
+        """Close the connection. One that still opens is closed later: pika supports nothing else."""
         self._doomed = True
         if self._connection.is_open:
             self._connection.close()

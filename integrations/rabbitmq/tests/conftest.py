@@ -64,7 +64,7 @@ class Broker:
             "RUNNING_UNDER_SYSTEMD": "yes",  # the script becomes the broker, instead of waiting for it
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none",
         }
-        # In the foreground: what Erlang starts by itself would outlive the tests.
+        # In the foreground: the processes that Erlang starts would outlive the tests.
         self._names = subprocess.Popen(["epmd", "-address", "127.0.0.1", "-port", str(names)])
         self.start()
 

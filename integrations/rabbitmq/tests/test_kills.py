@@ -46,7 +46,7 @@ class Case:
             self.sent.update(payload for _, payload in triggers)
 
     async def send(self, client: str, die: int = 0, after: float | None = None) -> None:
-        """A process that sends; killed by itself at a confirm, or here `after` so many seconds."""
+        """Run a process that sends. It kills itself at a confirm, or is killed here `after` so many seconds."""
         clock = cast(Clock, self.gate.context.clock)
         now = f"{clock.microseconds() / 1_000_000:.6f}"
         process = self.python(
@@ -200,7 +200,7 @@ async def test_the_broker_is_killed_and_comes_back(
 
 
 async def arrived(queue: Any, most: int) -> AsyncIterator[Any]:
-    """What is in the queue now, to be settled by whoever gets it."""
+    """Return the messages of the queue. The caller settles them."""
     while most and (message := await queue.get(fail=False)) is not None:
         yield message
         most -= 1

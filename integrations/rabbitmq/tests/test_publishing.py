@@ -167,7 +167,7 @@ async def test_sent_on_in_two_steps_a_message_keeps_its_id_whatever_is_triggered
         # When its key is triggered again before the next attempt
         await topic.aio.trigger("a", 2)
         found = [await asyncio.to_thread(queue.get) for _ in range(3)]
-    # Then the copy has the id and the body of the first, and the other trigger came by itself
+    # Then the copy has the id and the body of the first, and the other trigger came alone
     by_id = {properties.message_id: body for _, properties, body in found}
     assert sorted(by_id.values()) == [b"[1]", b"[2]"]
     assert sorted(body for _, _, body in found) == [b"[1]", b"[1]", b"[2]"]

@@ -1,5 +1,8 @@
-"""Which addresses may be connected to. Whoever registers a URL chooses where this machine connects to, so it must not
-reach what only this machine can (server side request forgery)."""
+"""The addresses that may be connected to.
+
+A user who registers a URL chooses where this machine connects to. It must not reach what only this machine can reach
+(server side request forgery).
+"""
 
 from __future__ import annotations
 

@@ -440,7 +440,7 @@ async def test_nothing_that_is_confidential_is_logged(
     assert any("worker.handler_failed" in line for _, line in lines)
     for word in ("card-4242", secret, secret.removeprefix("whsec_")):
         assert [line for _, line in lines if word in line] == []
-    # and the head that came back is in none of ours (httpcore's debug lines have it), nor is it in a reason
+    # and no record of idemgate has the head that came back (httpcore's debug lines have it), and no reason has it
     assert [name for name, line in lines if "in-its-head" in line and not name.startswith("httpcore")] == []
     failures = [one.error for one in (await made.history()).attempts]
     assert failures == ["", "RemoteProtocolError", ""]

@@ -117,7 +117,7 @@ class ZooKeeperMembership(Member):
         return dict(zip(asked, await asyncio.gather(*(self._holder(slot, take) for slot in asked)), strict=True))
 
     async def _holder(self, slot: Slot, take: bool) -> str:
-        """Who holds a slot: this member, if it may take what nobody holds; "" if nobody does, or somebody just now."""
+        """Return the holder of a slot: this member, if the slot was free. "" if it is free or was just taken."""
         holder = await self._session.text(self._held(slot))
         if holder is None and take and await self._session.create(self._held(slot), self.member):
             return self.member
@@ -128,7 +128,7 @@ class ZooKeeperMembership(Member):
             await self._session.delete(self._held(slot))
 
     async def _leave(self) -> None:
-        # The session's end would do the same; but whoever waits should not wait for that.
+        # The session's end would do the same, but waiting members would wait for that.
         await self._session.delete(f"{self.path}/members/{self.member}")
         names, _ = await self._session.children(f"{self.path}/held")
         slots = (name.rpartition(":") for name in names)
