@@ -137,7 +137,8 @@ class Driver:
         work = functools.partial(self.retry.copy(), wrapped) if self.retry else wrapped
         duplicate, guarded = self._acquire(attempt)
         if duplicate is not None and not (self.options.shadow and self._record_shadowed(attempt)):
-            return self.answer(attempt, duplicate)  # type: ignore[no-any-return]
+            replayed = self.options.on_replay is not None
+            return self.answer(attempt, duplicate) if replayed else duplicate.unwrap()  # type: ignore[no-any-return]
         attempt.ran = True
         if duplicate is not None or not guarded or self.options.at_most_once:
             with self.hold_without_lease(attempt, guarded or duplicate is not None) as local:
@@ -238,7 +239,8 @@ class Driver:
             work = functools.partial(cast("Callable[..., Awaitable[R]]", to_async(self.retry)), wrapped)
         duplicate, guarded = await self._acquire_async(attempt)
         if duplicate is not None and not (self.options.shadow and self._record_shadowed(attempt)):
-            return self.answer(attempt, duplicate)  # type: ignore[no-any-return]
+            replayed = self.options.on_replay is not None
+            return self.answer(attempt, duplicate) if replayed else duplicate.unwrap()  # type: ignore[no-any-return]
         attempt.ran = True
         if duplicate is not None or not guarded or self.options.at_most_once:
             with self.hold_without_lease(attempt, guarded or duplicate is not None) as local:
@@ -338,11 +340,6 @@ class Driver:
         self.context.counters.add_each("once.remembered", COUNTER_NAMES[cached.entry.state])
         return attempt.answer_from_cache(cached)
 
-    def _store_in_cache(self, attempt: ClaimAttempt, entry: Entry, milliseconds: int) -> None:
-        """Cache a done key, unless this process decided about a key since the claim was sent."""
-        if self.cache is not None:
-            self.cache.store(attempt.record[0], attempt.fingerprint, entry, milliseconds, attempt.evictions)
-
     def record_entry(self, attempt: ClaimAttempt, outcome: DuplicateResult | None) -> DuplicateResult | None:
         """Count the reply to a claim, and cache a done key."""
         entry = attempt.entry
@@ -357,8 +354,8 @@ class Driver:
                 )  # fmt: skip
         else:
             self.context.counters.add(COUNTER_NAMES[entry.state])
-            if entry.state == "done" and entry.left_ms > 0:
-                self._store_in_cache(attempt, entry, entry.left_ms)
+            if self.cache is not None and entry.state == "done" and entry.left_ms > 0:
+                _store_in_cache(self.cache, attempt, entry, entry.left_ms)
         return outcome
 
     def answer(self, attempt: ClaimAttempt, duplicate: DuplicateResult) -> Any:
@@ -462,7 +459,7 @@ class Driver:
                 self._warned_of_model = True
                 warn_of_model(attempt)
             if self.cache is not None:
-                self._store_in_cache(attempt, attempt.build_done_entry(), self.options.retention)
+                _store_in_cache(self.cache, attempt, attempt.build_done_entry(), self.options.retention)
 
     def record_unended(self, attempt: ClaimAttempt, error: StoreError) -> None:
         """Count and log a store error at the end of a claim."""
@@ -475,3 +472,8 @@ class Driver:
 
 COUNTER_NAMES = {state: f"once.{state}" for state in get_args(State)}
 """The counter of each reply to a claim."""
+
+
+def _store_in_cache(cache: DoneCache, attempt: ClaimAttempt, entry: Entry, milliseconds: int) -> None:
+    """Cache a done key, unless this process decided about a key since the claim was sent."""
+    cache.store(attempt.record[0], attempt.fingerprint, entry, milliseconds, attempt.evictions)
