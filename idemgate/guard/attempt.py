@@ -350,28 +350,23 @@ class ClaimAttempt:
             self.encode_result(result)
         return self._build_completion()
 
-    def encode_result(self, result: object) -> None:
+    def encode_result(self, result: object, failure: Exception | None = None) -> None:
         """Encode the result for the completion.
 
         If the result cannot be stored, the key is done without one. The effect has happened and must not run again.
+        `failure` is what a first try raised. If the second succeeds, a signal handler had raised it: keep the error.
         """
         try:
-            self._encode(result)
+            self.result = b"v", self.options.codec.encode(result, "result")
+            if type(result).__module__ != "builtins" and holds_fields(type(result)):
+                self.loses_model = not has_model(self.options.returns)
+            if failure is not None:
+                self.interruption = failure.__cause__ or failure
         except Exception as error:  # noqa: BLE001 - the effect has happened, so the key must become done
-            self._encode_again(result, error)
-
-    def _encode(self, result: object) -> None:
-        self.result = b"v", self.options.codec.encode(result, "result")
-        if type(result).__module__ != "builtins" and holds_fields(type(result)):
-            self.loses_model = not has_model(self.options.returns)
-
-    def _encode_again(self, result: object, first: Exception) -> None:
-        """Encode a result whose encoding raised. If it now succeeds, a signal handler had raised: keep its error."""
-        try:
-            self._encode(result)
-            self.interruption = first.__cause__ or first
-        except Exception as error:  # noqa: BLE001 - see `encode_result`
-            self.result = b"n", describe_unstored(error)[:500].encode(errors="replace")
+            if failure is None:
+                self.encode_result(result, error)
+            else:
+                self.result = b"n", describe_unstored(error)[:500].encode(errors="replace")
 
     def _build_completion(self) -> Call[bool]:
         token, retention = self.entry.token, self.options.retention

@@ -272,19 +272,20 @@ class Driver:
         """Claim the key of one call; see `_acquire`."""
         if self.cache is not None and (cached := self._lookup(self.cache, attempt)) is not None:
             return cached, True
+        context = self.context
         try:
-            pending = self.context.aio_link.start(attempt.build_claim())
+            pending = (context._aio_link or context.aio_link).start(attempt.build_claim())
             try:  # as `acquire_async`, without another coroutine
                 entry = await pending.answer
             except (NotDurable, asyncio.CancelledError) as error:
-                await rollback_async(self.context, attempt, pending, error)
+                await rollback_async(context, attempt, pending, error)
                 raise
             outcome = attempt.interpret_reply(entry)
             if isinstance(outcome, WaitForOwner):
                 outcome = await self._wait_async(attempt)
             duplicate = self.record_entry(attempt, outcome)
             if duplicate is None and attempt.needs_renewal:
-                await renew_before_start_async(self.context, attempt)
+                await renew_before_start_async(context, attempt)
         except StoreError as error:
             return self.apply_store_policy(attempt, error), False
         return duplicate, True
@@ -305,7 +306,7 @@ class Driver:
 
         If the caller is cancelled, a background task renews the lease until the reply.
         """
-        link = self.context.aio_link
+        link = self.context._aio_link or self.context.aio_link
         pending = link.start(call, *self.end_timeouts)
         try:
             held = await pending.answer

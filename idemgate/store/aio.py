@@ -167,7 +167,9 @@ class AsyncLink:
 
         The call goes on when the caller is cancelled. `within` and `attempt` are as in `SyncLink.run`.
         """
-        state = self._state
+        state = self._last  # as `_state`, inlined for speed
+        if state is None or state.loop is not asyncio.get_running_loop():
+            state = self._state
         connection = state.store.ready_connection(call.keys[0])
         pending = PendingCall(self, state, call, self.seconds if within is None else within, connection)
         if (

@@ -108,10 +108,7 @@ class AsyncConnection(asyncio.Protocol):
                 self._loop.call_soon(self._flush)
         return self._trailer[1]
 
-    def _send_trailer(self) -> None:
-        if self._trailer is None:
-            return
-        (requests, result), self._trailer = self._trailer, None
+    def _send_trailer(self, requests: Sequence[bytes], result: asyncio.Future[list[Any]]) -> None:
         replies = asyncio.gather(*map(self.send, requests), return_exceptions=True)
         replies.add_done_callback(
             lambda done: result.cancel() if done.cancelled() else result.set_result(done.result())
@@ -126,7 +123,9 @@ class AsyncConnection(asyncio.Protocol):
         await self._writable.wait()
 
     def _flush(self) -> None:
-        self._send_trailer()
+        if self._trailer is not None:
+            trailer, self._trailer = self._trailer, None
+            self._send_trailer(*trailer)
         if self._outgoing and not self.closed:
             self._transport.write(b"".join(self._outgoing))
         self._outgoing.clear()
