@@ -24,7 +24,15 @@ def everything(raw: Any, namespace: str) -> Callable[[], dict[bytes, Any]]:
 
     def dumped() -> dict[bytes, Any]:
         found = sorted(raw.scan_iter(match=f"ig2:{{{namespace}:*", count=1000))
-        return {key: raw.hgetall(key) if raw.type(key) == b"hash" else raw.dump(key) for key in found}
+        with raw.pipeline(transaction=False) as read:
+            for key in found:
+                read.dump(key)
+                read.hgetall(key)
+            replies = iter(read.execute(raise_on_error=False))
+        return {
+            key: fields if isinstance(fields, dict) else dump
+            for key, dump, fields in zip(found, replies, replies, strict=True)
+        }
 
     return dumped
 

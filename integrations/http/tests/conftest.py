@@ -92,7 +92,7 @@ class Client:
 def mount(server_of: Callable[[str], Server], gate: Gate) -> Iterator[Callable[..., Client]]:
     """`mount("uvicorn", app)`: a client of an app on a real server."""
     used: list[tuple[Server, str]] = []
-    with httpx.Client(timeout=30) as http:
+    with httpx.Client(timeout=30, verify=False) as http:
 
         def add(kind: str, app: Any, name: str = "") -> Client:
             server, prefix = server_of(kind), name or f"app-{next(_numbers)}"
