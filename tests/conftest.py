@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import itertools
 import os
 import random
@@ -48,6 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if redis.__version__.startswith("5.0."):
         # It leaves the sockets of failed connections to the garbage collector.
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the collected tests from garbage collection. Each collection would visit 450,000 objects, in 0.4 s."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -6,16 +6,26 @@ follow is asked of it, and what comes out is judged; states that are the same ar
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import pytest
 import redis
 
 from idemgate.lua import script
+from tests.conftest import FAULTS
 
-__all__ = ["Search", "Step", "Violation", "broken", "frozen"]
+__all__ = ["Search", "Step", "Violation", "broken", "choose_depth", "frozen"]
+
+
+def choose_depth(usual: int, slow: int, reliability: int) -> pytest.MarkDecorator:
+    """Parametrize a test with `depth`, a number of steps: of the usual tests, the slow ones, and a reliability run."""
+    given = os.environ.get("IDEMGATE_DEPTH", str(reliability) if FAULTS >= 1000 else "")
+    depths = [int(given)] if given else [usual, pytest.param(slow, marks=pytest.mark.slow)]
+    return pytest.mark.parametrize("depth", depths)
 
 
 class Violation(Exception):

@@ -114,6 +114,8 @@ class Postgres:
         """Stop the server without a checkpoint, and remove its data."""
         if self._process is not None:
             self._end()
+        while _observers:
+            _observers.popitem()[1].close()
         shutil.rmtree(self._home)
 
     def _end(self) -> None:
@@ -122,27 +124,45 @@ class Postgres:
         self._process.wait(30)
 
 
+_observers: dict[str, psycopg.Connection[Any]] = {}
+
+
+def execute(url: str, sql: str) -> list[Any]:
+    """Execute a statement outside of a transaction. Return its rows.
+
+    A database has one connection for this, which stays open: the server starts a process for each connection.
+    """
+    observer = _observers.get(url)
+    if observer is None or observer.closed:
+        observer = _observers[url] = psycopg.connect(url, autocommit=True)
+    try:
+        cursor = observer.execute(sql)
+    except psycopg.OperationalError:
+        if not observer.closed:
+            raise
+        return execute(url, sql)  # the server was restarted
+    return cursor.fetchall() if cursor.description else []
+
+
 def _empty(url: str) -> bool:
     """Empty a database. Return False if that fails, or if a client is still connected to it."""
     try:
-        with psycopg.connect(url, autocommit=True) as connection:
-            for _ in range(20):  # a server process ends soon after its client
-                others = connection.execute(
-                    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                ).fetchall()
-                if not others:
-                    break
-                time.sleep(0.01)
-            else:
-                return False
-            database = connection.info.dbname
-            connection.execute(f"ALTER DATABASE {database} RESET ALL")
-            schemas = connection.execute(
-                r"SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_|^information_schema$'"
+        for _ in range(20):  # a server process ends soon after its client
+            others = execute(
+                url,
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()",
             )
-            for (schema,) in schemas.fetchall():
-                connection.execute(f'DROP SCHEMA "{schema}" CASCADE')
-            connection.execute("CREATE SCHEMA public")
+            if not others:
+                break
+            time.sleep(0.01)
+        else:
+            return False
+        [(database,)] = execute(url, "SELECT current_database()")
+        execute(url, f"ALTER DATABASE {database} RESET ALL")
+        schemas = execute(url, r"SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_|^information_schema$'")
+        for (schema,) in schemas:
+            execute(url, f'DROP SCHEMA "{schema}" CASCADE')
+        execute(url, "CREATE SCHEMA public")
     except psycopg.Error:
         return False
     return True

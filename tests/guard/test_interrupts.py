@@ -107,7 +107,10 @@ def current_or_none() -> Any:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in a destructor
 @pytest.mark.parametrize("kind", [TimeUp, pytest.param(Stopped, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(name, marks=[pytest.mark.slow] if name.endswith("_many") else []) for name in PROGRAMS],
+)
 def test_an_interrupt_at_any_point_leaks_no_heartbeat_and_loses_no_result(
     gate: Gate, program: str, kind: type[BaseException], record_fault: Any
 ) -> None:

@@ -1,7 +1,7 @@
 """The guard's scripts against a model in plain Python: any order of calls, of any owner, at any time, late copies
 included.
 
-About 4,000 steps by default. `IDEMGATE_STEPS=50000 pytest tests/guard/test_model.py -s` makes more of them, and says
+About 2,000 steps by default. `IDEMGATE_STEPS=50000 pytest tests/guard/test_model.py -s` makes more of them, and says
 how many calls they were; from 50,000 on it also demands that every answer there is was given.
 """
 
@@ -30,7 +30,7 @@ from idemgate.core.calls import Batch, Call
 from idemgate.guard.calls import Claims, Entry, Record
 from idemgate.testing import Clock
 
-STEPS = int(os.environ.get("IDEMGATE_STEPS", "4000"))
+STEPS = int(os.environ.get("IDEMGATE_STEPS", "2000"))
 A_RUN = 50
 START = 1_700_000_000_000
 

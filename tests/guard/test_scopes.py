@@ -76,10 +76,10 @@ def project(tmp_path: Path) -> Path:
     ("command", "module"),
     [
         pytest.param(["app.py"], "app", id="a script"),
-        pytest.param(["-m", "app"], "app", id="a module"),
+        pytest.param(["-m", "app"], "app", id="a module", marks=pytest.mark.slow),
         pytest.param(["-m", "cProfile", "-o", "profile", "app.py"], "app", id="a script with a profiler"),
         pytest.param(["-m", "shop.back.app"], "shop.back.app", id="a module of a package"),
-        pytest.param(["shop/back/app.py"], "shop.back.app", id="a file of a package"),
+        pytest.param(["shop/back/app.py"], "shop.back.app", id="a file of a package", marks=pytest.mark.slow),
         pytest.param(["-m", "shop"], "shop.__main__", id="a package"),
     ],
 )

@@ -6,18 +6,15 @@ the scripts.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from idemgate import Gate
-from tests.conftest import FAULTS as MANY
-from tests.exhaustive import broken
+from tests.exhaustive import broken, choose_depth
 from tests.guard.search import Search, Violation
 
-DEPTH = int(os.environ.get("IDEMGATE_DEPTH", "6" if MANY >= 1000 else "5"))
-"""Steps; one more takes about eight times as long."""
+DEPTH = choose_depth(4, 5, 6)  # one more takes about eight times as long
 SCOPES = {
     "an owner that vanished is taken over": {"hold": False},
     "an owner that vanished is waited for": {"hold": True},
@@ -26,17 +23,18 @@ SCOPES = {
 
 
 @pytest.mark.timeout(7200)
+@DEPTH
 @pytest.mark.parametrize("scope", SCOPES)
-def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str, record_fault: Any) -> None:
-    states = Search(raw, gate, {}, **SCOPES[scope]).run(DEPTH)
-    print(f"{scope}: {states:,} states within {DEPTH} steps")
+def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str, depth: int, record_fault: Any) -> None:
+    states = Search(raw, gate, {}, **SCOPES[scope]).run(depth)
+    print(f"{scope}: {states:,} states within {depth} steps")
     assert states > 500
     record_fault(
         "every order of steps of a guarded key, with lost replies and late copies (N: states)",
         states,
         promises="P1 P2 P3 P4 P5 P6",
         exhaustive=True,
-        steps=f"{DEPTH}",
+        steps=f"{depth}",
     )
 
 

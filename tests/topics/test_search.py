@@ -5,40 +5,39 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from idemgate import Gate
-from tests.conftest import FAULTS as MANY
-from tests.exhaustive import broken
+from tests.exhaustive import broken, choose_depth
 from tests.topics.search import SCOPES, Search, Violation
 
-DEPTH = int(os.environ.get("IDEMGATE_DEPTH", "9" if MANY >= 1000 else "7"))
-"""Steps; one more takes about three times as long."""
+DEPTH = choose_depth(6, 7, 9)  # one more takes about three times as long
 
 
 @pytest.mark.timeout(7200)
+@DEPTH
 @pytest.mark.parametrize("scope", SCOPES)
-def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str, record_fault: Any) -> None:
-    states = Search(raw, gate, SCOPES[scope], {}).run(DEPTH)
-    print(f"{scope}: {states:,} states within {DEPTH} steps")
-    assert states > 500
+def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str, depth: int, record_fault: Any) -> None:
+    states = Search(raw, gate, SCOPES[scope], {}).run(depth)
+    print(f"{scope}: {states:,} states within {depth} steps")
+    assert states > 400
     record_fault(
         "every order of steps of a topic, with late copies (N: states)",
         states,
         promises="P4 P5 P6 P7 P9 P10 P11 P13 P15",
         exhaustive=True,
-        steps=f"{DEPTH}",
+        steps=f"{depth}",
     )
 
 
-def test_no_interleaving_breaks_a_promise_in_a_crowded_millisecond(raw: Any, gate: Gate) -> None:
+@DEPTH
+def test_no_interleaving_breaks_a_promise_in_a_crowded_millisecond(raw: Any, gate: Gate, depth: int) -> None:
     # Given a script that takes two messages of a millisecond for more than it can order
     crowded = broken("topics/take", {"local most_ordered = 128": "local most_ordered = 1"})
     # Then no order of steps breaks a promise
-    assert Search(raw, gate, SCOPES["one group"], crowded).run(DEPTH) > 500
+    assert Search(raw, gate, SCOPES["one group"], crowded).run(depth) > 400
 
 
 FAULTS: dict[str, tuple[str, str, str, str]] = {

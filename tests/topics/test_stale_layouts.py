@@ -21,7 +21,16 @@ from idemgate.topics.topic import AioTopic, Topic
 from tests.conftest import Awaited, Face
 
 KEYS = [f"k{i}" for i in range(24)]
-LAYOUTS = [(2, 8), (8, 2)]
+LAYOUTS = pytest.mark.parametrize(
+    ("face", "before", "after"),
+    [
+        pytest.param("blocking", 2, 8, id="knows fewer, blocking"),
+        pytest.param("awaiting", 8, 2, id="knows more, awaiting"),
+        pytest.param("awaiting", 2, 8, id="knows fewer, awaiting", marks=pytest.mark.slow),
+        pytest.param("blocking", 8, 2, id="knows more, blocking", marks=pytest.mark.slow),
+    ],
+    indirect=["face"],
+)
 Method = Callable[[Any, dict[str, Any]], Awaitable[Any]]
 
 
@@ -162,7 +171,7 @@ def test_every_public_method_has_a_scene() -> None:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-@pytest.mark.parametrize(("before", "after"), LAYOUTS, ids=["knows fewer", "knows more"])
+@LAYOUTS
 async def test_a_process_with_a_stale_layout_gets_the_same_answer(
     face: Face, other: Gate, clock: Clock, scene: str, before: int, after: int
 ) -> None:
@@ -196,7 +205,7 @@ def _shown(answer: Any) -> Any:
     return (answer.status, answer.due_ms) if hasattr(answer, "due_ms") else answer
 
 
-@pytest.mark.parametrize(("before", "after"), LAYOUTS, ids=["knows fewer", "knows more"])
+@LAYOUTS
 async def test_the_streams_of_the_stored_layout_are_trimmed(
     face: Face, other: Gate, raw: Any, before: int, after: int
 ) -> None:
@@ -218,7 +227,7 @@ async def test_the_streams_of_the_stored_layout_are_trimmed(
 
 
 @pytest.mark.parametrize("verb", ["redrive", "delete"])
-@pytest.mark.parametrize(("before", "after"), LAYOUTS, ids=["knows fewer", "knows more"])
+@LAYOUTS
 async def test_ids_that_another_process_listed_are_known(
     face: Face, other: Gate, clock: Clock, verb: str, before: int, after: int
 ) -> None:

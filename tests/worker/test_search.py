@@ -6,31 +6,29 @@ is put into the scripts.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from idemgate import Gate
-from tests.conftest import FAULTS as MANY
-from tests.exhaustive import broken
+from tests.exhaustive import broken, choose_depth
 from tests.worker.search import Search, Violation
 
-DEPTH = int(os.environ.get("IDEMGATE_DEPTH", "12" if MANY >= 1000 else "8"))
-"""Steps; one more takes about twice as long."""
+DEPTH = choose_depth(7, 8, 12)  # one more takes about twice as long
 
 
 @pytest.mark.timeout(7200)
-def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, record_fault: Any) -> None:
-    states = Search(raw, gate, {}).run(DEPTH)
-    print(f"{states:,} states within {DEPTH} steps")
+@DEPTH
+def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, depth: int, record_fault: Any) -> None:
+    states = Search(raw, gate, {}).run(depth)
+    print(f"{states:,} states within {depth} steps")
     assert states > 500
     record_fault(
         "every order of steps of workers whose handler is guarded, with late copies (N: states)",
         states,
         promises="P1 P4 P5 P6 P7 P11 P12",
         exhaustive=True,
-        steps=f"{DEPTH}",
+        steps=f"{depth}",
     )
 
 

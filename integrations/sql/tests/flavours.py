@@ -26,6 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from idemgate import Gate
+from tests import postgres
 
 __all__ = ["FLAVOURS", "Flavour", "Handle", "run_now"]
 
@@ -149,10 +150,8 @@ class Flavour:
     # From outside
 
     def look(self, sql: str) -> Sequence[Any]:
-        """Execute a statement with a connection of its own, and commit."""
-        with driver.connect(self.url, autocommit=True) as connection:
-            cursor = connection.execute(sql)
-            return cursor.fetchall() if cursor.description else ()
+        """Execute a statement with another connection, and commit."""
+        return postgres.execute(self.url, sql)
 
     @asynccontextmanager
     async def hold(self, sql: str) -> AsyncIterator[None]:
