@@ -154,6 +154,33 @@ async def test_flush_makes_a_key_due_now(face: Any, clock: Clock, at: At) -> Non
     assert [(one.key, one.reason, one.due_at) for one in await topic.take(10)] == [("a", "flush", at(10))]
 
 
+@pytest.mark.parametrize("waits_for", ["a better priority", "its group"])
+async def test_flush_moves_nothing_that_was_due_before_the_clock_stepped_back(
+    face: Any, clock: Clock, at: At, waits_for: str
+) -> None:
+    # Given a message that was due, and that waits
+    grouped = waits_for == "its group"
+    topic = face.topic("t", slots=1, priority=not grouped)
+    options = {"group": "g"} if grouped else {"priority": 1}
+    await topic.trigger("first", 1, **(options if grouped else {"priority": 5}))
+    await topic.trigger("second", 2, **options)
+    first = await topic.take(1)
+    if grouped:
+        assert await topic.take(1) == []
+    # When the clock steps back, and the message is flushed
+    clock.set(at(-2).timestamp())
+    assert await topic.flush("second") == 0
+    # Then it is delivered once, after the other
+    if not grouped:
+        [delivery] = await topic.take(10)
+        assert await topic.take(10) == []
+    assert await topic.ack(first) == ["ok"]
+    if grouped:
+        clock.advance("3s")
+        [delivery] = await topic.take(10)
+    assert (delivery.key, await topic.ack([delivery])) == ("second", ["ok"])
+
+
 async def test_flush_of_all_finds_more_than_a_thousand_in_many_slots(face: Any, clock: Clock) -> None:
     topic = face.topic("t", window="60s", slots=2)
     await topic.trigger_many([(n, n) for n in range(2600)])

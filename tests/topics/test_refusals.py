@@ -16,6 +16,7 @@ from idemgate.core.keys import PARTS
 from idemgate.errors import DecodeError, PolicyChanged, UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.calls import Settlement
+from tests.conftest import Awaited
 
 NAN = float("nan")
 Dumps = Callable[[], dict[bytes, bytes]]
@@ -710,6 +711,33 @@ async def test_a_message_with_unknown_flags_and_a_lease_without_an_entry_are_nam
     with pytest.raises(UnexpectedData) as refused:
         await topic.take(1)
     assert refused.value.redis_key == part + ("messages" if damage == "flags" else "leases")
+    assert everything() == before
+
+
+@pytest.mark.damages("undecodable", "fence", "lease", "conservation")
+@pytest.mark.parametrize("number", ["99999999999999999999", "1e999", "nan"])
+@pytest.mark.parametrize(
+    ("verb", "field"),
+    [
+        ("take", "fence"), ("take", "lease"), ("take", "rate"),
+        ("extend", "fence"), ("extend", "lease"), ("forward_once", "fence"),
+    ],
+)  # fmt: skip
+async def test_a_number_that_lua_cannot_represent_is_refused(
+    face: Any, raw: Any, everything: Dumps, namespace: str, verb: str, field: str, number: str
+) -> None:
+    # Given a foreign number in a field that the verb reads
+    made = face.gate.topic("t", slots=1)
+    if verb == "forward_once":
+        made.forward("list")
+    topic = made.aio if face.awaiting else Awaited(made)
+    await topic.trigger_many([("a", 1), ("b", 2)])
+    arguments = {"take": [1], "extend": [await topic.take(1)] if verb == "extend" else [], "forward_once": []}[verb]
+    raw.hset(f"ig2:{{{namespace}:topic:t:0/1}}:meta", field, number)
+    before = everything()
+    # Then it is refused, and nothing is written
+    with pytest.raises(UnexpectedData, match=f"meta: holds corrupt data under {field}\\. "):
+        await getattr(topic, verb)(*arguments)
     assert everything() == before
 
 

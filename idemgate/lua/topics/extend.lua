@@ -16,13 +16,13 @@ local now_ms = math.floor(now_us / 1000)
 -- The last token records the latest known time. With it, take detects a clock that jumped back. The longest lease is
 -- stored for the time when all have ended.
 local function note_times(last, longest)
-  local token = math.max(tonumber(last) or 0, now_us - 1)
-  redis.call("HSET", K.meta, "fence", digits(token), "lease", digits(math.max(tonumber(longest) or 0, lease)))
+  redis.call("HSET", K.meta, "fence", digits(math.max(last, now_us - 1)), "lease", digits(math.max(longest, lease)))
 end
 
 local function steps()
   local meta = redis.call("HMGET", K.meta, "v", "fence", "lease")
-  local problem = check_layout(K, meta[1])
+  local last, longest = tonumber(meta[2]) or 0, tonumber(meta[3]) or 0
+  local problem = check_layout(K, meta[1]) or corrupt_number(K.meta, "fence", last) or corrupt_number(K.meta, "lease", longest)
   if problem then
     return { "foreign", now_ms, problem }
   end
@@ -50,7 +50,7 @@ local function steps()
     -- that.
     redis.call("ZREM", K.leases, unpack(held))
     redis.call("ZADD", K.leases, unpack(ends))
-    note_times(meta[2], meta[3])
+    note_times(last, longest)
   end
   return reply
 end

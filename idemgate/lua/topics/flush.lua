@@ -60,7 +60,10 @@ local function make_due(one)
   local hash = pending_hash(K, one)
   local packed = redis.call("HGET", hash, one)
   local flags, _, due = read_header(packed)
-  if not flags or (tonumber(redis.call("ZSCORE", K.scheduled, one)) or due) <= now_ms then
+  -- A message that is not behind a delivery and not in the schedule is due already: in the ready set, or waiting for its
+  -- group. Its time may be above the clock, because a clock may step back.
+  local at = hash == K.next and due or tonumber(redis.call("ZSCORE", K.scheduled, one))
+  if not flags or not at or at <= now_ms then
     return 0
   end
   redis.call("HDEL", hash, one)

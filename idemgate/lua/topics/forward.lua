@@ -26,13 +26,17 @@ local known_reply = early_reply(K, ARGV[2], now_ms)
 if known_reply then
   return known_reply
 end
-local problem, found = nil, redis.call("TYPE", target).ok
+local found = redis.call("TYPE", target).ok
 if found ~= "none" and found ~= kind then
   return { "foreign", now_ms, target .. " holds a " .. found .. ", expected a " .. kind }
 end
 local paused = redis.call("HEXISTS", K.meta, "paused") == 1
 local most, sent, triggers = paused and 0 or tonumber(ARGV[4]), 0, 0
 local token, length = redis.call("HGET", K.meta, "fence"), 0
+local problem = corrupt_number(K.meta, "fence", tonumber(token) or 0)
+if problem then
+  return { "foreign", now_ms, problem }
+end
 
 -- The first write goes to the target and is refused when the server is out of memory. Each message has a different token
 -- because a consumer of the target recognizes a copy by it.

@@ -64,7 +64,8 @@ local function count_fitting()
 end
 
 -- Accept the triggers and return the reply. The paths differ in what they can do: the first one that can accept all
--- is taken.
+-- is taken. A key in flight has a message, so `accept_new` leaves it to the other two. These read `inflight` (read_stored)
+-- and create or merge the message in `next`.
 local function accept_triggers(t)
   local kind = string.byte(t.options)
   local plain = kind ~= DETAILED and kind ~= DETAILED_LIST and not p.leading

@@ -35,8 +35,8 @@ local function due_by_policy(p, due, why, first, count, now_ms)
 end
 
 -- Return what new messages with the same time share: the header, the due time as number and as text. `at` is the
--- caller's time, ms, or nil. `serial` is that of the last trigger of the call, because a key has one new message in a
--- call.
+-- caller's time, ms, or nil. `serial` is that of a trigger of the call: messages of one call that share a header share
+-- its serial.
 local function prepare_new(p, at, serial, now_ms, extended)
   local due, why = at, reason.time
   if not at then

@@ -1,6 +1,7 @@
--- An entry of a delivery in flight: its fencing token as decimal text. If the message does not tell the rest the entry is
--- longer. Then it is the token, due time in ms, 1 if cancelled, number of triggers and group with spaces between. All
--- deliveries of one take have the same token. Most have the same entry.
+-- An entry of a delivery in flight: its fencing token as decimal text. The entry is longer unless the delivery is one
+-- trigger at its own time, without a group, and not cancelled. Then it is the token, due time in ms, 1 if cancelled,
+-- number of triggers and group with spaces between, so that an ack need not read the message. All deliveries of one take
+-- have the same token. Most have the same entry.
 local function format_entry(token, due, cancelled, count, group)
   return string.format("%s %.0f %s %.0f ", token, due, cancelled and "1" or "0", count) .. group
 end

@@ -13,18 +13,34 @@ local function split_endings(endings)
   return keys, tokens
 end
 
--- Settle acks of deliveries whose entries are only tokens, which most are. No message is behind any of them. Return one word
+-- Return true if a message is behind one of the deliveries.
+local function any_behind(K, keys)
+  if redis.call("HLEN", K.next) > 0 then
+    for _, packed in ipairs(redis.call("HMGET", K.next, unpack(keys))) do
+      if packed then
+        return true
+      end
+    end
+  end
+  return false
+end
+
+-- Settle acks of deliveries that have no group and were not cancelled. No message is behind any of them. Return one word
 -- per delivery. Return nil if a delivery needs `settle_any`: then nothing was written.
 local function settle_plain(K, keys, tokens)
-  local entries, acked, n, lost, reply, seen = redis.call("HMGET", K.inflight, unpack(keys)), {}, 0, 0, {}, {}
+  local entries, acked, n, triggers, lost, reply, seen = redis.call("HMGET", K.inflight, unpack(keys)), {}, 0, 0, 0, {}, {}
   redis.call("HLEN", K.messages) -- a key of another type must end this before the first write
   for i = 1, #keys do
-    local key, entry = keys[i], entries[i]
-    if entry == tokens[i] and not seen[key] then
-      n = n + 1
+    local key, token, count = keys[i], entries[i], 1
+    if token and token ~= tokens[i] and not string.find(token, "^%d+$") then
+      token, count = string.match(token, "^(%d+) %-?%d+ 0 (%d+) $") -- see parse_entry
+      if not token then
+        return nil
+      end
+    end
+    if token == tokens[i] and not seen[key] then
+      n, triggers = n + 1, triggers + count
       acked[n], seen[key], reply[i] = key, true, "ok"
-    elseif entry and not string.find(entry, "^%d+$") then
-      return nil
     else
       lost, reply[i] = lost + 1, "lost"
     end
@@ -37,7 +53,7 @@ local function settle_plain(K, keys, tokens)
     redis.call("ZCARD", K.leases)
     redis.call("HDEL", K.meta, "") -- a server without memory refuses a script whose first write may allocate
   end
-  add_counters(K, { acked = n, acked_triggers = n, lost = lost })
+  add_counters(K, { acked = n, acked_triggers = triggers, lost = lost })
   return reply
 end
 
@@ -47,7 +63,7 @@ end
 -- messages may have been scheduled. On a problem return nil and the problem; nothing was written.
 local function settle_deliveries(K, p, endings, others, now_ms)
   local keys, tokens = split_endings(endings)
-  if not next(others) and #keys > 0 and redis.call("HLEN", K.next) == 0 then
+  if not next(others) and #keys > 0 and not any_behind(K, keys) then
     local reply = settle_plain(K, keys, tokens)
     if reply then
       return reply, false

@@ -7,13 +7,15 @@
 --   inflight      hash  key -> entry (lib/slot/inflight)     in flight
 --   dead          zset  id -> time of death, ms              dead letters, by age
 --   dead:data     hash  id -> dead letter {key, message, reason, time of death, id}
---   meta          hash  v layout; fence last token; lease the longest lease requested, ms; flushed the highest serial that a
---                       flush of the whole slot may have covered; large set once a message or dead letter exceeded 1 KiB
---                       (track_large); and one field per counter
+--   meta          hash  v layout, or "closed " and the id of the change; fence last token, or the latest known time, us;
+--                       lease the longest lease requested, ms; flushed the highest serial that a flush of the whole slot
+--                       may have covered; large set once a message or dead letter exceeded 1 KiB (track_large); rate
+--                       time of the next delivery, us; paused; opened, batch, gone, from:<slot> state of a change of
+--                       slots (reshard/*); and one field per counter
 --   dedup         hash  "k" key -> group; "v" key -> version, then a space and the group if any; "e", "e0"... event ids
 --                       (lib/dedup/events)
 --   dedup:expiry  zset  the "k" and "v" names -> expiry, ms
---   ready         zset  due time, serial, key -> rank        due messages of a topic with priorities, or of groups if a ms
+--   ready         zset  due time, serial or -, key -> rank        due messages of a topic with priorities, or of groups if a ms
 --                                                            is crowded (ready_member), best rank first
 --   group:active  hash  group -> keys in flight or between two attempts
 --   group:waiting zset  group, NUL, rank, NUL, due time, serial, key -> 0   due messages that wait for their group (waiting_member)

@@ -74,7 +74,8 @@ local function take_messages(K, p, now_us, request, want)
   local meta, done, problem = redis.call("HMGET", K.meta, "v", "fence", "lease", "paused", "rate", "large", "taken"), {}, nil
   local last, longest, rate = tonumber(meta[2]) or 0, tonumber(meta[3]) or 0, tonumber(meta[5]) or 0
   K.large = meta[6] ~= false
-  problem = check_layout(K, meta[1])
+  problem = check_layout(K, meta[1]) or corrupt_number(K.meta, "fence", last) or corrupt_number(K.meta, "lease", longest)
+    or corrupt_number(K.meta, "rate", rate)
   -- A topic redefined without priorities still delivers its ranked messages first.
   local ranked = p.ranked or redis.call("EXISTS", K.ready) == 1
   local jumped = last > now_us + 1000000
