@@ -21,16 +21,23 @@ from idemgate.topics.topic import AioTopic, Topic
 from tests.conftest import Awaited, Face
 
 KEYS = [f"k{i}" for i in range(24)]
-LAYOUTS = pytest.mark.parametrize(
-    ("face", "before", "after"),
-    [
-        pytest.param("blocking", 2, 8, id="knows fewer, blocking"),
-        pytest.param("awaiting", 8, 2, id="knows more, awaiting"),
-        pytest.param("awaiting", 2, 8, id="knows fewer, awaiting", marks=pytest.mark.slow),
-        pytest.param("blocking", 8, 2, id="knows more, blocking", marks=pytest.mark.slow),
-    ],
-    indirect=["face"],
-)
+
+
+def _layouts(few: int, many: int) -> pytest.MarkDecorator:
+    """Parametrize a test with a flavour and two slot counts. The usual tests take each value once."""
+    return pytest.mark.parametrize(
+        ("face", "before", "after"),
+        [
+            pytest.param("blocking", few, many, id="more slots, blocking"),
+            pytest.param("awaiting", many, few, id="fewer slots, awaiting"),
+            pytest.param("awaiting", few, many, id="more slots, awaiting", marks=pytest.mark.slow),
+            pytest.param("blocking", many, few, id="fewer slots, blocking", marks=pytest.mark.slow),
+        ],
+        indirect=["face"],
+    )
+
+
+LAYOUTS = _layouts(2, 8)
 Method = Callable[[Any, dict[str, Any]], Awaitable[Any]]
 
 
@@ -301,7 +308,7 @@ def after_each_reply(monkeypatch: pytest.MonkeyPatch) -> Callable[[Generator[Non
 
 
 @pytest.mark.parametrize("scene", DURING)
-@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)], ids=["split", "joined"])
+@_layouts(2, 4)
 async def test_a_change_that_goes_on_during_the_call_makes_no_difference(
     face: Face, other: Gate, clock: Clock, after_each_reply: Any, monkeypatch: Any, before: int, after: int, scene: str
 ) -> None:
