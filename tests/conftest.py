@@ -41,7 +41,7 @@ PASSWORD = "c4n4ry-p455w0rd"
 """Of the users that tests make; it is not to be seen in any log, text or error."""
 _numbers = itertools.count()
 # How long an example takes is the machine's affair: no test measures time.
-settings.register_profile("idemgate", deadline=None)
+settings.register_profile("idemgate", deadline=None, max_examples=int(os.environ.get("IDEMGATE_EXAMPLES", "50")))
 settings.load_profile("idemgate")
 
 
