@@ -352,6 +352,8 @@ def test_a_crashed_server_comes_back_with_its_data(
         with client(server.url) as redis:
             for number in range(200):
                 redis.set(f"k{number}", number)
+            # A server that syncs its file holds writes back while a sync is under way
+            eventually(lambda: redis.info("persistence")["aof_buffer_length"] == 0)
         crashed = server.pid
         # When the server crashes
         os.kill(crashed, signal.SIGKILL)

@@ -443,7 +443,7 @@ async def test_a_call_behind_one_that_did_not_run_waits_for_it(face: Any, gate: 
 
 @pytest.mark.parametrize(
     ("merge", "many", "few", "goes"),
-    [("union", list(range(300)), [1], 9), ({"*": "sum"}, {f"field{n}": n for n in range(20)}, {"field1": 2}, 43)],
+    [("union", list(range(300)), [1], 7), ({"*": "sum"}, {f"field{n}": n for n in range(20)}, {"field1": 2}, 33)],
     ids=["items", "fields"],
 )
 async def test_what_is_merged_value_by_value_counts_for_more(
@@ -471,10 +471,10 @@ async def test_two_that_become_one_value_by_value_count_twice(face: Any, raw: An
     await topic.trigger_many([Trigger(key, [1], delay=0) for key in keys])
     held = await topic.take(30)
     await topic.trigger_many([Trigger(key, list(range(300))) for key in keys])
-    # When they become one with these, then five go in a call, of which ten meet no more than 128 KiB
+    # When they become one with these, then three go in a call, of which seven meet no more than 128 KiB
     before = scripts_run(raw)
     await topic.nack(held)
-    assert 6 <= scripts_run(raw) - before <= 10
+    assert 10 <= scripts_run(raw) - before <= 11  # the script may be unknown at first
 
 
 @pytest.mark.parametrize(("merge", "most"), [("append", 20), ({"log": "append"}, 60)], ids=str)
@@ -559,6 +559,24 @@ async def test_deliveries_end_by_the_bytes_of_what_waits_behind_them(face: Any, 
     # And what waited is due
     stats = await topic.stats()
     assert (stats.pending, stats.waiting, stats.in_flight) == (6, 0, 0)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack"])
+async def test_no_call_reads_more_messages_behind_deliveries_than_fit(face: Any, raw: Any, verb: str) -> None:
+    # Given 12 small deliveries, each with a large message behind it
+    topic = face.topic("t", merge="first")
+    held = await behind(topic, 12)
+    marker = f"done {topic.name} {face.gate.namespace}"
+    # When all end at once
+    with raw.monitor() as monitor:
+        await getattr(topic, verb)(held)
+        raw.echo(marker)
+        lines = list(iter(lambda: str(monitor.next_command()["command"]), f"ECHO {marker}"))
+    # Then each command that reads messages behind deliveries reads at most two
+    commands = [line.split(" ") for line in lines]
+    reads = [words[2:] for words in commands if words[0].upper() == "HMGET" and words[1].endswith(":next")]
+    assert reads
+    assert max(map(len, reads)) <= 2, reads
 
 
 async def test_a_copy_of_what_ended_some_says_the_same_and_does_nothing(gate: Gate, everything: Dumps) -> None:

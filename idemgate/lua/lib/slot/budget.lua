@@ -1,13 +1,13 @@
 --- @include "lib/now"
 -- Costs of messages in the byte budget. Unions and field merges are unpacked into single values. Each value costs as
--- much as a dozen bytes of text. `budget.by_value(p)` says that a policy merges that way, and `budget.cost(p, size)`
+-- much as sixteen bytes of text. `budget.by_value(p)` says that a policy merges that way, and `budget.cost(p, size)`
 -- returns the cost of a message. Large messages are large by their texts, so the number of values is capped at 4096.
 local budget = {}
 function budget.by_value(p)
   return p.merge.op == "union" or p.merge.op == "fields"
 end
 function budget.cost(p, size)
-  return budget.by_value(p) and size + 11 * math.min(size, 4096) or size
+  return budget.by_value(p) and size + 15 * math.min(size, 4096) or size
 end
 
 -- Return how many of these keys fit into `room` bytes, counted from the first, and the remaining room. The size is

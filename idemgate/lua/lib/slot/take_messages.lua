@@ -57,6 +57,42 @@ local function rank_ready(K, p, now_ms)
   return rank_due(K, p, now_ms)
 end
 
+-- Read a batch of at most `most` due messages: `keys`, `dues` and `members` as `next_due_messages` returns them. The first `n`
+-- of them fit into `bytes`; `messages` holds these, and `bytes` what remains. `full`: there may be more.
+local function read_batch(K, p, ranked, now_ms, most, bytes)
+  local batch = {}
+  batch.keys, batch.dues, batch.members = next_due_messages(K, ranked, now_ms, most)
+  batch.n, batch.bytes = count_within_budget(K, p, batch.keys, bytes, "messages")
+  if batch.n > 0 then
+    batch.full = batch.n == most or batch.n < #batch.keys
+    batch.messages = redis.call("HMGET", K.messages, unpack(batch.keys, 1, batch.n))
+  end
+  return batch
+end
+
+-- Write the deliveries of a batch, and remove what it moved from the set `from`. `entries` and `leases` have `size` values. The
+-- first write is refused when the server is out of memory, or when its key has another type.
+local function write_batch(K, from, batch, entries, leases, size, moved)
+  add_entries(K.inflight, entries, size, K.leases, leases, size)
+  if batch.waiting and #batch.waiting > 0 then
+    redis.call("HSET", K.messages, unpack(batch.waiting))
+    redis.call("ZADD", K.group_waiting, unpack(batch.waiting_members))
+  end
+  if #moved > 0 then
+    redis.call("ZREM", from, unpack(moved))
+  end
+end
+
+-- Record what a take delivered: its last token, the longest lease, the number of messages, the time of the rate limit.
+local function record_take(K, want, token_text, taken, meta, rate, now_us)
+  local longest, delivered = tonumber(meta[3]) or 0, count_of(meta[7])
+  local words = { "fence", token_text, "lease", digits(math.max(want.lease, longest)), "taken", digits(delivered + taken) }
+  if want.interval > 0 then
+    words[7], words[8] = "rate", digits(math.max(rate, now_us) + taken * want.interval)
+  end
+  redis.call("HSET", K.meta, unpack(words))
+end
+
 -- Take due messages of a slot, once per request. Requeue lapsed deliveries first, then deliver at most `want.most`
 -- messages with `want.lease` ms. Limits: `flights` deliveries in flight (0 = unlimited) and one delivery per
 -- `interval` us (0 = unlimited) with a `burst`. All messages together fit `max_call_bytes` or there is only one. A call
@@ -72,10 +108,10 @@ local function take_messages(K, p, now_us, request, want)
     return replay_take(K, known_reply, now_ms)
   end
   local meta, done, problem = redis.call("HMGET", K.meta, "v", "fence", "lease", "paused", "rate", "large", "taken"), {}, nil
-  local last, longest, rate = tonumber(meta[2]) or 0, tonumber(meta[3]) or 0, tonumber(meta[5]) or 0
+  local last, rate = tonumber(meta[2]) or 0, tonumber(meta[5]) or 0
   K.large = meta[6] ~= false
-  problem = check_layout(K, meta[1]) or corrupt_number(K.meta, "fence", last) or corrupt_number(K.meta, "lease", longest)
-    or corrupt_number(K.meta, "rate", rate)
+  problem = check_layout(K, meta[1]) or corrupt_number(K.meta, "fence", last)
+    or corrupt_number(K.meta, "lease", tonumber(meta[3]) or 0) or corrupt_number(K.meta, "rate", rate)
   -- A topic redefined without priorities still delivers its ranked messages first.
   local ranked = p.ranked or redis.call("EXISTS", K.ready) == 1
   local jumped = last > now_us + 1000000
@@ -101,18 +137,13 @@ local function take_messages(K, p, now_us, request, want)
   -- of them begins no further pass. Behind these there are probably more, so passes grow.
   while not problem and taken < wanted and walked - taken < 64 and bytes > 0 do
     local most = math.max(wanted - taken, walked - taken)
-    local found, dues, members = next_due_messages(K, ranked, now_ms, most)
-    if #found == 0 then
+    local batch = read_batch(K, p, ranked, now_ms, most, bytes)
+    if #batch.keys == 0 then
       problem = unranked
-      break
     end
-    local batch = { keys = found, dues = dues, members = members }
-    batch.n, bytes = count_within_budget(K, p, found, bytes, "messages")
     if batch.n == 0 then
       break
     end
-    batch.full = batch.n == most or batch.n < #found -- there may be more
-    batch.bytes, batch.messages = bytes, redis.call("HMGET", K.messages, unpack(found, 1, batch.n))
     local entries, leases, moved, size, i = {}, {}, {}, 0, 1
     while i <= batch.n and taken < wanted do
       local key, due, packed, group, admitted, again = batch.keys[i], batch.dues[i], batch.messages[i], "", true, false
@@ -138,16 +169,8 @@ local function take_messages(K, p, now_us, request, want)
       end
     end
     bytes = batch.bytes
-    -- The first write is refused when the server is out of memory, or when its key has another type.
-    add_entries(K.inflight, entries, size, K.leases, leases, size)
-    if batch.waiting and #batch.waiting > 0 then
-      redis.call("HSET", K.messages, unpack(batch.waiting))
-      redis.call("ZADD", K.group_waiting, unpack(batch.waiting_members))
-    end
-    if #moved > 0 then
-      redis.call("ZREM", from, unpack(moved))
-      walked = walked + #moved
-    end
+    write_batch(K, from, batch, entries, leases, size, moved)
+    walked = walked + #moved
     if batch.crowded then
       -- The ready set orders any number of messages of one time. The next calls move the rest.
       problem = problem or unranked or not ranked and rank_ready(K, p, now_ms) or nil
@@ -165,11 +188,7 @@ local function take_messages(K, p, now_us, request, want)
   end
   if taken > 0 then
     reply[5] = token
-    local words = { "fence", token_text, "lease", digits(math.max(want.lease, longest)), "taken", digits(count_of(meta[7]) + taken) }
-    if want.interval > 0 then
-      words[7], words[8] = "rate", digits(math.max(rate, now_us) + taken * want.interval)
-    end
-    redis.call("HSET", K.meta, unpack(words))
+    record_take(K, want, token_text, taken, meta, rate, now_us)
   end
   add_counters(K, done)
   if taken > 0 or done.lapsed then
