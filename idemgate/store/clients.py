@@ -26,12 +26,10 @@ from idemgate.core.version import VERSION
 from idemgate.errors import NotConfigured
 from idemgate.store.endpoint import Endpoint, verifies_certificate
 
-__all__ = ["async_client", "close_client", "sync_client"]
+__all__ = ["async_client", "async_pool", "close_client", "close_sentinels", "find_master", "sync_client", "sync_pool"]
 
 # redis-py's annotations are incomplete, and some do not match its use.
 _redis, _aredis = cast(Any, redis), cast(Any, aredis)
-CONNECTIONS = 64
-"""The most connections of one client. Further calls wait for one."""
 _FIXED_SETTINGS: dict[str, Any] = {"decode_responses": False, "protocol": 2}
 """RESP2 gives replies one shape on every version, and needs no HELLO to connect."""
 with suppress(ImportError):  # redis-py before 7.2
@@ -46,36 +44,44 @@ _ASYNC_CLASSES = {
 }
 
 
-def sync_client(endpoint: Endpoint, seconds: float = SOCKET_TIMEOUT, **overrides: Any) -> Any:
-    """Return a blocking client. Not for clusters.
+def sync_pool(endpoint: Endpoint, seconds: float) -> Any:
+    """Return a redis-py pool of blocking connections. Not for clusters.
+
+    `store/connection.py` needs only its settings. A client costs a millisecond more, for its table of reply parsers.
 
     Args:
         endpoint: the store.
         seconds: the timeout for each of connecting, sending and reading, at most `SOCKET_TIMEOUT`.
-        overrides: settings to replace.
     """
-    settings = _client_settings(endpoint, Retry(NoBackoff(), 0), seconds, overrides)
+    settings = _connection_settings(endpoint, Retry(NoBackoff(), 0), seconds)
     if endpoint.kind == "sentinel":
-        return _sentinel_master(_Sentinels, endpoint, settings)
-    cls, timeout = settings.pop("connection_class", connection.Connection), settings["socket_connect_timeout"]
-    pool = _redis.BlockingConnectionPool(CONNECTIONS, timeout=timeout, connection_class=cls, **settings)
-    return redis.Redis.from_pool(pool)
+        return _sentinel_master(_Sentinels, endpoint, settings).connection_pool
+    cls = settings.pop("connection_class", connection.Connection)
+    return _redis.ConnectionPool(connection_class=cls, **settings)
 
 
-def async_client(endpoint: Endpoint, seconds: float = SOCKET_TIMEOUT, **overrides: Any) -> Any:
-    """Return an asynchronous client for the running event loop, with the parameters of `sync_client`.
+def sync_client(endpoint: Endpoint, seconds: float = SOCKET_TIMEOUT) -> Any:
+    """Return a blocking client on a `sync_pool`."""
+    return redis.Redis.from_pool(sync_pool(endpoint, seconds))
+
+
+def async_pool(endpoint: Endpoint, seconds: float) -> Any:
+    """Return a redis-py pool of asynchronous connections, with the parameters of `sync_pool`.
 
     Raises:
         NotConfigured: redis-py supports a TLS setting in blocking clients only.
     """
-    settings = _client_settings(endpoint, AsyncRetry(NoBackoff(), 0), seconds, overrides)
+    settings = _connection_settings(endpoint, AsyncRetry(NoBackoff(), 0), seconds)
     _check_async_settings(settings)
     if endpoint.kind == "sentinel":
-        return _sentinel_master(_AsyncSentinels, endpoint, settings)
+        return _sentinel_master(_AsyncSentinels, endpoint, settings).connection_pool
     cls = _ASYNC_CLASSES[settings.pop("connection_class", connection.Connection)]
-    timeout = settings["socket_connect_timeout"]
-    pool = _aredis.BlockingConnectionPool(CONNECTIONS, timeout=timeout, connection_class=cls, **settings)
-    return aredis.Redis.from_pool(pool)
+    return _aredis.ConnectionPool(connection_class=cls, **settings)
+
+
+def async_client(endpoint: Endpoint, seconds: float = SOCKET_TIMEOUT) -> Any:
+    """Return an asynchronous client for the running event loop, on an `async_pool`."""
+    return aredis.Redis.from_pool(async_pool(endpoint, seconds))
 
 
 def find_master(pool: Any, seconds: float) -> tuple[str, int] | None:
@@ -91,15 +97,20 @@ def find_master(pool: Any, seconds: float) -> tuple[str, int] | None:
 async def close_client(client: Any) -> None:
     """Close an asynchronous client and its clients to the sentinels, which redis-py leaves open."""
     await client.aclose()
-    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    await close_sentinels(client.connection_pool)
+
+
+async def close_sentinels(pool: Any) -> None:
+    """Close the clients to the sentinels of an asynchronous pool, which redis-py leaves open."""
+    manager = getattr(pool, "sentinel_manager", None)
     for sentinel in manager.sentinels if manager else ():
         await sentinel.aclose()
 
 
-def _client_settings(endpoint: Endpoint, retry: object, seconds: float, overrides: dict[str, Any]) -> dict[str, Any]:
+def _connection_settings(endpoint: Endpoint, retry: object, seconds: float) -> dict[str, Any]:
     timeout = min(seconds, SOCKET_TIMEOUT)
     timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
-    settings = endpoint.settings | _FIXED_SETTINGS | timeouts | {"retry": retry} | overrides
+    settings = endpoint.settings | _FIXED_SETTINGS | timeouts | {"retry": retry}
     if settings.get("connection_class") is connection.SSLConnection and verifies_certificate(endpoint):
         settings.setdefault("ssl_check_hostname", True)  # not the default in redis-py 5
     if settings.get("connection_class") is not connection.UnixDomainSocketConnection:

@@ -161,23 +161,26 @@ def _has_input(sock: socket.socket) -> object:
     return poller.poll(0)
 
 
+CONNECTIONS = 64
+"""The most connections to one server. Further calls wait for one."""
+
+
 class ConnectionPool:
-    """A pool of at most `max_connections` blocking connections to one server. Callers wait while all are in use.
+    """A pool of at most `CONNECTIONS` blocking connections to one server. Callers wait while all are in use.
 
     Safe to share between threads. A forked child drops its parent's connections.
 
     Args:
         pool: the redis-py pool whose settings are used.
         seconds: the timeout of one connection attempt, and of one reply.
-        max_connections: the maximum number of connections.
         within: the timeout of a call that opens a connection: for both together. None: no further bound.
     """
 
-    def __init__(self, pool: Any, seconds: float, max_connections: int, within: float | None = None) -> None:
+    def __init__(self, pool: Any, seconds: float, within: float | None = None) -> None:
         self._pool = pool
         self._seconds = seconds
         self._within = 2 * seconds if within is None else within
-        self._max_connections = max_connections
+        self._max_connections = CONNECTIONS
         self._reset()
 
     def _reset(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
-from idemgate.store.clients import async_client, close_client
+from idemgate.store.clients import async_pool, close_sentinels
 from idemgate.store.connection_aio import AsyncConnection, open_connection
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.replication import DurabilityCheck
@@ -119,11 +119,11 @@ class SingleServer:
     It has the interface of `AsyncCluster` and ignores the keys.
     """
 
-    __slots__ = ("_client", "_connection", "_sentinel")
+    __slots__ = ("_connection", "_pool", "_sentinel")
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
-        self._client = async_client(endpoint, seconds)
-        self._connection = ReconnectingConnection(self._client.connection_pool, min(seconds, SOCKET_TIMEOUT))
+        self._pool = async_pool(endpoint, seconds)
+        self._connection = ReconnectingConnection(self._pool, min(seconds, SOCKET_TIMEOUT))
         self._sentinel = endpoint.kind == "sentinel"
 
     def ready_connection(self, _key: bytes) -> AsyncConnection | None:
@@ -206,7 +206,7 @@ class SingleServer:
 
     async def close(self) -> None:
         await self._connection.close()
-        await close_client(self._client)
+        await close_sentinels(self._pool)
 
 
 def raise_if_error(reply: Any) -> Any:

@@ -14,7 +14,7 @@ from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import KEY_ERRORS, Batch, Call, Incomplete, PerKeyCall, SlotMoved
 from idemgate.core.forks import lock_reset_at_fork
 from idemgate.errors import StoreError
-from idemgate.store.clients import CONNECTIONS, sync_client
+from idemgate.store.clients import sync_client, sync_pool
 from idemgate.store.cluster.sync import SyncCluster
 from idemgate.store.cluster.topology import key_of
 from idemgate.store.connection import ConnectionPool
@@ -36,16 +36,9 @@ class SyncLink:
         self.endpoint = endpoint
         self.seconds = seconds
         self._durability_check = make_durability_check(durability, endpoint, seconds)
-        self._redis: Any = None
         self._pool: ConnectionPool | None = None
         self._cluster = SyncCluster(endpoint, seconds) if endpoint.kind == "cluster" else None
         self._lock = lock_reset_at_fork(self, "_lock")
-
-    @property
-    def _client(self) -> Any:
-        if self._redis is None:
-            self._redis = sync_client(self.endpoint, self.seconds)
-        return self._redis
 
     def _execute(self, *arguments: Any, seconds: float | None = None) -> Any:
         """Send one command and return its reply. Errors are those of redis-py.
@@ -97,8 +90,8 @@ class SyncLink:
     def _open_pool(self) -> ConnectionPool:
         with self._lock:  # two threads must not open two pools
             if self._pool is None:
-                pool = self._client.connection_pool
-                self._pool = ConnectionPool(pool, min(self.seconds, SOCKET_TIMEOUT), CONNECTIONS, self.seconds)
+                pool = sync_pool(self.endpoint, self.seconds)
+                self._pool = ConnectionPool(pool, min(self.seconds, SOCKET_TIMEOUT), self.seconds)
             return self._pool
 
     def run(self, call: Call[T], within: float | None = None, attempt: float | None = None) -> T:
@@ -331,9 +324,6 @@ class SyncLink:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-        if self._redis is not None:
-            self._redis.close()
-            self._redis = None
 
 
 class Waiter:

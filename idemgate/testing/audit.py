@@ -27,6 +27,7 @@ from idemgate.audit.slot import (
     Contents,
     Slot,
     SlotTooLarge,
+    SlotView,
     TopicEntry,
     balance,
     check_balance,
@@ -317,9 +318,10 @@ class _Audit:
             owner = Owner("slot", slot.topic, slot.number, slot.slots)
             yield from check_registered(owner, key, self.topics)
         topic = self.topics.get(slot.topic)
-        yield from check_slot(slot, found, topic, CODEC)
+        view = SlotView(slot, found, topic, CODEC)
+        yield from check_slot(view)
         unknown = topic is None or topic.changing
-        self.balances[slot.topic].append(None if unknown else balance(slot, found, topic, CODEC))
+        self.balances[slot.topic].append(None if unknown else balance(view))
 
 
 def _run_command(link: SyncLink, *words: str | bytes) -> Any:

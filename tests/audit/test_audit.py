@@ -6,11 +6,13 @@ import ast
 import asyncio
 import random
 import re
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgpack
@@ -18,13 +20,14 @@ import pytest
 
 from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.audit.findings import KINDS
+from idemgate.audit.slot import Contents, Slot, SlotView, check_slot, decode_topic_entry, read_slot
 from idemgate.core import keys
 from idemgate.errors import LeaseLost
 from idemgate.membership import calls as members
 from idemgate.store.inspection import servers
 from idemgate.store.sync import SyncLink
 from idemgate.testing import Clock, audit
-from idemgate.testing.audit import _Audit
+from idemgate.testing.audit import CODEC, _Audit
 from idemgate.topics.reshard import ReshardProgress
 from tests.messages import pack_message, unpack_message
 
@@ -754,6 +757,47 @@ def test_a_store_is_named_by_its_url_and_namespaces_do_not_mix(full: Gate, hand:
     assert audit(full, f"{full.namespace}x").counted["slots"] == 0
     with pytest.raises(InvalidArgument, match="namespace"):
         audit(url, "a b")
+
+
+def test_the_work_of_an_audit_is_linear_in_the_number_of_entries(gate: Gate) -> None:
+    def fill_and_count(topic: str, messages: int) -> int:
+        # Given as many messages, dead letters, groups with a queue, event ids and versions
+        held = gate.topic(topic)
+        held.trigger_many(
+            [Trigger(f"k{n}", n, group=f"g{n // 3}", event_id=f"e{n}", version=n) for n in range(messages)]
+        )
+        for delivery in held.take(messages // 6):
+            held.bury(delivery)
+        held.take(messages // 6)
+        held.trigger_many([Trigger(f"later{n}", n, delay="1h") for n in range(messages)])
+        held.take(1)  # the messages that are due wait for their groups now
+        # When their slot is checked
+        slot = Slot(gate.namespace, topic, 0, 1)
+        found = gate.context.link.run(read_slot(slot, gate.context.clock, 100_000, 1 << 30))
+        assert isinstance(found, Contents)
+        stored = gate.context.link.command("HGET", keys.topics(gate.namespace), topic)
+        return count_lines(lambda: check_slot(SlotView(slot, found, decode_topic_entry(stored, False), CODEC)))
+
+    # Then four times as many entries take about four times as many lines of code
+    assert fill_and_count("many", 400) < 5 * fill_and_count("few", 100)
+
+
+def count_lines(run: Callable[[], object]) -> int:
+    """Run it, and return how many lines of code it went through."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(former)
+    return lines
 
 
 def test_an_audit_writes_nothing(full: Gate, raw: Any) -> None:

@@ -7,7 +7,7 @@ import argparse
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -150,18 +150,20 @@ def _audited(data: bytes) -> None:
     """The auditor tells what it cannot read as a finding, and raises nothing at all."""
     slotaudit.decode_topic_entry(data, False)
     list(audit.check_record(b"ig2:{n:once:s:k}", -1, data, 1_700_000_000_000_000, Codec()))
-    empty: dict[str, Any] = {name: {} for name in slotaudit.Contents._fields} | {"now_ms": 1}
+    empty: dict[str, Any] = {one.name: {} for one in fields(slotaudit.Contents)} | {"now_ms": 1}
     slot, topic = slotaudit.Slot("n", "t", 0, 1), slotaudit.TopicEntry(1, 1, _MERGES["last"], False, 0)
     name, _, value = data.partition(b"\0")
     for part in _PARTS:
         found = slotaudit.Contents(**empty | {part: {name: value, b"k": data}})
-        list(slotaudit.check_slot(slot, found, topic, _CODEC))
-        slotaudit.balance(slot, found, topic, _CODEC)
+        view = slotaudit.SlotView(slot, found, topic, _CODEC)
+        slotaudit.check_slot(view)
+        slotaudit.balance(view)
     for memo in ({name: value, b"e": _TABLE}, {b"e0": data, b"e": _TABLE}, {b"e0": bytes(24), b"e": data}):
-        list(slotaudit.check_slot(slot, slotaudit.Contents(**empty | {"dedup": memo}), topic, _CODEC))
+        found = slotaudit.Contents(**empty | {"dedup": memo})
+        slotaudit.check_slot(slotaudit.SlotView(slot, found, topic, _CODEC))
     for part in ("scheduled", "leases", "dead", "dedup_expiry", "ready", "group_waiting"):
         found = slotaudit.Contents(**empty | {part: {data: 1.0}})
-        list(slotaudit.check_slot(slot, found, topic, _CODEC))
+        slotaudit.check_slot(slotaudit.SlotView(slot, found, topic, _CODEC))
 
 
 def _key_name(data: bytes) -> None:

@@ -26,10 +26,12 @@ from idemgate.core.calls import Batch, Call
 from idemgate.core.tokens import token
 from idemgate.errors import ServerRejected, StoreUnavailable, UnexpectedData
 from idemgate.guard.calls import Entry
-from idemgate.store import clients, retry
+from idemgate.store import connection, retry
 from idemgate.store import pubsub as listen
+from idemgate.store.clients import sync_pool
 from idemgate.store.connection_aio import open_connection
 from idemgate.store.embedded import server as embedded
+from idemgate.store.resp import pack
 from idemgate.store.retry import RetryBudget, is_transient
 from idemgate.store.url import endpoint_from_url
 from tests.claims import claims_of
@@ -517,9 +519,8 @@ async def slow_gate(proxy: Proxy, namespace: str) -> AsyncIterator[Gate]:
     gate.close()
 
 
-async def test_a_storm_of_cancellations_mixes_no_replies(slow_gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given two connections for many callers, and keys whose owners are known
-    monkeypatch.setattr(clients, "CONNECTIONS", 2)
+async def test_a_storm_of_cancellations_mixes_no_replies(slow_gate: Gate) -> None:
+    # Given one connection for many callers, and keys whose owners are known
     link = slow_gate.aio.context.aio_link
     owners = {f"k{i}": token() for i in range(20)}
     await link.run_all(together([claim(slow_gate, key, owner) for key, owner in owners.items()]))
@@ -578,36 +579,29 @@ async def test_more_callers_than_connections_all_get_through(
     asker: Any, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given two connections and 200 callers, some of whom wait for a wake-up meanwhile
-    monkeypatch.setattr(clients, "CONNECTIONS", 2)
+    monkeypatch.setattr(connection, "CONNECTIONS", 2)
     ask = asker(url)
     entries = await asyncio.wait_for(asyncio.gather(*(ask.run(claim(ask.gate, f"k{i}")) for i in range(200))), 60)
     # Then all are answered
     assert {one.state for one in entries} == {"started"}
 
 
-@pytest.mark.parametrize("awaiting", [False, True])
-async def test_no_connection_left_is_not_executed(awaiting: bool, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a client with one connection, which a subscription holds
-    monkeypatch.setattr(clients, "CONNECTIONS", 1)
-    client = (clients.async_client if awaiting else clients.sync_client)(endpoint_from_url(url), seconds=60)
-    held = client.pubsub()
-    subscribed = held.subscribe("c")
-    if awaiting:
-        await subscribed
-    client.connection_pool.timeout = 0.05
-    # When something is asked, Then it fails in time, and that it was never sent is known
+def test_no_connection_left_is_not_executed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a pool of one connection, which is in use
+    monkeypatch.setattr(connection, "CONNECTIONS", 1)
+    pool = connection.ConnectionPool(sync_pool(endpoint_from_url(url), seconds=60), 0.05)
+    held = pool.send([pack(("PING",))])
+    # When something else is sent, Then it fails in time, and that it was never sent is known
     with pytest.raises(rx.RedisError) as failed:
-        await client.ping() if awaiting else client.ping()
+        pool.execute(pack(("PING",)))
     assert is_transient(failed.value)
     with pytest.raises(StoreUnavailable) as told:
         RetryBudget(0).next_delay(failed.value)
     assert told.value.executed == "no"
-    if awaiting:
-        await held.aclose()
-        await client.aclose()
-    else:
-        held.close()
-        client.close()
+    # And the one in use still works
+    assert pool.collect(held, 1) == [b"PONG"]
+    assert pool.execute(pack(("PING",))) == b"PONG"
+    pool.close()
 
 
 # -- being woken ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from idemgate.audit.slot import (
     Contents,
     Slot,
     SlotTooLarge,
+    SlotView,
     TopicEntry,
     balance,
     check_slot,
@@ -190,13 +192,12 @@ TOKEN = b"%d" % (NOW * 1000)
 def found(slot: Slot = SLOT, meta: dict[bytes, bytes] | None = None, **parts: Any) -> list[Finding]:
     """What is wrong with a slot of a topic that merges by "last"."""
     known = {b"v": b"2", b"fence": b"%d" % (NOW * 1000), b"lease": b"1000", **(meta or {})}
-    return check_slot(
-        slot, contents(meta=known, **parts), TopicEntry(slot.slots, 1, merge_of("last"), False, 0), Codec()
-    )
+    topic = TopicEntry(slot.slots, 1, merge_of("last"), False, 0)
+    return check_slot(SlotView(slot, contents(meta=known, **parts), topic, Codec()))
 
 
 def contents(**parts: Any) -> Contents:
-    return Contents(NOW, **{**{name: {} for name in Contents._fields[1:]}, **parts})
+    return Contents(NOW, **{one.name: {} for one in fields(Contents)[1:]} | parts)
 
 
 def flying(entry: bytes = TOKEN, ends: float = NOW + 1000, **changes: Any) -> dict[str, Any]:
@@ -286,7 +287,7 @@ def test_a_slot_that_holds_something_large_says_so() -> None:
 
 def test_a_slot_that_was_emptied_for_good_can_still_be_counted() -> None:
     gone = {b"v": b"closed abc", b"gone": msgpack.packb([1, 2, 3]), b"accepted": b"6", b"acked_triggers": b"4"}
-    assert balance(SLOT, contents(meta=gone), None, Codec()) == 2
+    assert balance(SlotView(SLOT, contents(meta=gone), None, Codec())) == 2
 
 
 def test_what_an_audit_of_a_slot_answers_is_a_slot_or_its_size() -> None:

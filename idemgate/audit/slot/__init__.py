@@ -10,7 +10,7 @@ from idemgate.audit.slot.balance import balance, check_balance
 from idemgate.audit.slot.check import check_slot
 from idemgate.audit.slot.contents import Contents, Slot, SlotTooLarge, TopicEntry, decode_topic_entry, read_slot
 from idemgate.audit.slot.leases import AHEAD_US, LEASE_MS, token_problem
-from idemgate.audit.slot.view import format_time, quote_name
+from idemgate.audit.slot.view import SlotView, format_time, quote_name
 
 __all__ = [
     "AHEAD_US",
@@ -18,6 +18,7 @@ __all__ = [
     "Contents",
     "Slot",
     "SlotTooLarge",
+    "SlotView",
     "TopicEntry",
     "balance",
     "check_balance",

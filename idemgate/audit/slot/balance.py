@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from idemgate.audit.findings import Finding
-from idemgate.audit.slot.contents import Contents, Slot, TopicEntry
 from idemgate.audit.slot.view import SlotView
-from idemgate.core.codec import Codec
 
 __all__ = ["balance", "check_balance"]
 
 _ENDED = ("acked", "cancelled", "deleted", "expired", "forwarded")
 
 
-def balance(slot: Slot, found: Contents, topic: TopicEntry | None, codec: Codec) -> int | None:
+def balance(view: SlotView) -> int | None:
     """Return the accepted triggers that are not accounted for in this slot; None if an entry is corrupt.
 
     No script changes this number. Resharding moves counters and messages separately, so only the sum over all slots
     of a topic has to be 0. Each slot may be read at another time.
     """
-    view = SlotView(slot, found, topic, codec)
     if view.unreadable:
         return None
     gone = sum(view.meta.get(b"%s_triggers" % end.encode(), 0) for end in _ENDED)

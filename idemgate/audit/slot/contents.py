@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgpack
@@ -42,7 +44,8 @@ class TopicEntry(NamedTuple):
     """The maximum time in us that the rate limit delays a take: the whole burst plus one message."""
 
 
-class Contents(NamedTuple):
+@dataclass(frozen=True)
+class Contents:
     """The whole content of a slot at one moment.
 
     Sorted sets map member to score, hashes map field to value.
@@ -64,7 +67,7 @@ class Contents(NamedTuple):
     group_active: dict[bytes, bytes]
     dedup: dict[bytes, bytes]
 
-    @property
+    @cached_property
     def pending(self) -> dict[bytes, bytes]:
         """The pending messages: those of keys that are not in flight, and the next ones of those that are."""
         return {key: packed for key, packed in self.messages.items() if key not in self.inflight} | self.next

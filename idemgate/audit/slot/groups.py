@@ -58,14 +58,15 @@ def _is_member(view: SlotView, part: str, key: bytes, group: bytes) -> bool:
 def check_group_queues(view: SlotView) -> Iterator[Finding]:
     """Check that messages wait only for a full group, counting the keys admitted and not yet taken."""
     limit = view.topic.group_limit if view.topic else 1
-    scheduled = [
-        (key, view.pending[key].group)
-        for part, _, key in placements(view)
-        if part != "group:waiting" and key in view.pending
-    ]
-    for group in sorted({group for group, _, _ in view.group_waiting.values()}):
-        members = {*view.group_active.get(group, ()), *(key for key, one in scheduled if one == group)}
-        waiting = [quote_name(key) for one, _, key in view.group_waiting.values() if one == group]
+    scheduled, queues = defaultdict[bytes, list[bytes]](list), defaultdict[bytes, list[bytes]](list)
+    for part, _, key in placements(view):
+        if part != "group:waiting" and key in view.pending:
+            scheduled[view.pending[key].group].append(key)
+    for group, _, key in view.group_waiting.values():
+        queues[group].append(key)
+    for group, queue in sorted(queues.items()):
+        members = {*view.group_active.get(group, ()), *scheduled[group]}
+        waiting = [quote_name(key) for key in queue[:4]]
         if not members and not is_group_corrupt(view, group):
             what = f"{', '.join(waiting[:3])}{' ...' if waiting[3:] else ''} stands behind group {quote_name(group)}"
             yield view.finding("stuck", "group:waiting", f"{what}, which is empty: nothing will let it in")

@@ -30,7 +30,9 @@ def check_dead_letters(view: SlotView) -> Iterator[Finding]:
 
 
 def check_dedup_expiry(view: SlotView) -> Iterator[Finding]:
-    for name in view.contents.dedup.keys() - view.contents.dedup_expiry.keys() - _event_fields(view.contents.dedup):
+    for name in (
+        view.contents.dedup.keys() - view.contents.dedup_expiry.keys() - _event_fields(view.contents.dedup).keys()
+    ):
         yield view.finding("forgotten-never", "dedup", f"{quote_name(name)} has no time to be forgotten", "HDEL", name)
     for name in view.contents.dedup_expiry.keys() - view.contents.dedup.keys():
         yield view.finding(
@@ -49,14 +51,14 @@ def check_versions(view: SlotView) -> Iterator[Finding]:
             yield view.finding("undecodable", "dedup", what, "HDEL", name)
 
 
-def _event_fields(dedup: dict[bytes, bytes]) -> set[bytes]:
+def _event_fields(dedup: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """Return the fields of `dedup` that belong to the table of event ids (`lua/lib/dedup/events.lua`)."""
-    return {name for name in dedup if name == b"e" or (name[:1] == b"e" and name[1:].isdigit())}
+    return {name: value for name, value in dedup.items() if name == b"e" or (name[:1] == b"e" and name[1:].isdigit())}
 
 
 def check_event_ids(view: SlotView) -> Iterator[Finding]:
     """Check that each event id is in its bucket once, is counted, and belongs to this slot."""
-    tabled = {name: value for name, value in view.contents.dedup.items() if name in _event_fields(view.contents.dedup)}
+    tabled = _event_fields(view.contents.dedup)
     if not tabled:
         return
     try:

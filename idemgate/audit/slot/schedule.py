@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from math import isfinite
 
@@ -28,11 +28,13 @@ def check_placements(view: SlotView) -> Iterator[Finding]:
             yield view.finding(
                 "misplaced", part, f"{quote_name(key)} stands here while it is in flight", "ZREM", member
             )
-    places = Counter(key for _, _, key in placements(view))
-    for key, times in places.items():
-        if times > 1 and key in view.contents.pending:
-            parts = ", ".join(part for part, _, one in placements(view) if one == key)
-            yield view.finding("misplaced", view.part_of(key), f"{quote_name(key)} stands in {times} places: {parts}")
+    places = defaultdict[bytes, list[str]](list)
+    for part, _, key in placements(view):
+        places[key].append(part)
+    for key, parts in places.items():
+        if len(parts) > 1 and key in view.contents.pending:
+            what = f"{quote_name(key)} stands in {len(parts)} places: {', '.join(parts)}"
+            yield view.finding("misplaced", view.part_of(key), what)
 
 
 def check_unplaced(view: SlotView) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
-from idemgate.store.clients import async_client
+from idemgate.store.clients import async_pool
 from idemgate.store.cluster.topology import CLUSTER_SLOTS, Address, Route, RoutedBatch, Topology, node_endpoint
 from idemgate.store.connection_aio import AsyncConnection
 from idemgate.store.endpoint import Endpoint
@@ -113,7 +113,7 @@ class AsyncCluster:
     def _connection(self, node: Address) -> ReconnectingConnection:
         known = self._nodes.get(node)
         if known is None:
-            pool = async_client(node_endpoint(self._endpoint, node), self._seconds).connection_pool
+            pool = async_pool(node_endpoint(self._endpoint, node), self._seconds)
             known = self._nodes[node] = ReconnectingConnection(pool, min(self._seconds, SOCKET_TIMEOUT))
         return known
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.forks import fork_counter
-from idemgate.store.clients import CONNECTIONS, sync_client
+from idemgate.store.clients import sync_pool
 from idemgate.store.cluster.topology import CLUSTER_SLOTS, Address, Route, RoutedBatch, Topology, node_endpoint
 from idemgate.store.connection import Connection, ConnectionPool
 from idemgate.store.endpoint import Endpoint
@@ -105,9 +105,9 @@ class SyncCluster:
     def _pool(self, node: Address) -> ConnectionPool:
         known = self._nodes.get(node)
         if known is None:
-            pool = sync_client(node_endpoint(self._endpoint, node), self._seconds).connection_pool
+            pool = sync_pool(node_endpoint(self._endpoint, node), self._seconds)
             # Of two threads that create a pool one wins. Neither pool has connections yet.
-            known = self._nodes.setdefault(node, ConnectionPool(pool, min(self._seconds, SOCKET_TIMEOUT), CONNECTIONS))
+            known = self._nodes.setdefault(node, ConnectionPool(pool, min(self._seconds, SOCKET_TIMEOUT)))
         return known
 
     def _owner(self, key: bytes) -> Address:
