@@ -102,7 +102,7 @@ REFUSED = {
 @pytest.mark.parametrize("why", REFUSED)
 async def test_who_cannot_prove_it_is_refused_with_the_reason(asker: Any, tls: Tls, why: str) -> None:
     options, says = REFUSED[why]
-    ask = asker(tls.url(**options), timeout="2s")
+    ask = asker(tls.url(**options), timeout="1s")
     with pytest.raises(StoreUnavailable, match=says):
         await ask.run(ask.claims.inspect(ask.claims.key("s", "k")))
 
@@ -145,7 +145,7 @@ async def test_a_silent_server_is_given_up_and_found_again(asker: Any, tls: Tls)
     await ask.run(ask.claims.inspect(key))
     with tls.raw() as raw:
         # When the server falls silent for a while, longer than a call is tried
-        raw.execute_command("CLIENT", "PAUSE", "5000", "ALL")
+        raw.execute_command("CLIENT", "PAUSE", "2500", "ALL")
     with pytest.raises(StoreUnavailable) as told:
         await ask.run(ask.claims.claim(key, token(), 1000, 1000))
     assert told.value.executed == "unknown"

@@ -37,6 +37,7 @@ gate.run()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_killed_replicas_run_no_completed_message_again_and_block_no_key(
     url: str, namespace: str, raw: Any, sound: Callable[[Gate], None]

@@ -209,6 +209,7 @@ async def test_the_frozen_lose_their_slots_and_come_back(join: Join, child: Chil
     await eventually(lambda: hand.assigned == ALL - theirs)
 
 
+@pytest.mark.slow  # the server is a Java process: it takes seconds of CPU time to start again
 async def test_while_the_server_is_away_nobody_takes_beyond_the_ttl(join: Join, server: Any, gate: Gate) -> None:
     hands = [await join(), await join()]
     await eventually(lambda: divided(*hands))
