@@ -715,15 +715,15 @@ async def test_a_message_with_unknown_flags_and_a_lease_without_an_entry_are_nam
 
 
 @pytest.mark.damages("undecodable", "fence", "lease", "conservation")
-@pytest.mark.parametrize("number", ["99999999999999999999", "1e999", "nan"])
+@pytest.mark.parametrize("number", ["99999999999999999999", "1e999", "nan", "-5"])
 @pytest.mark.parametrize(
     ("verb", "field"),
     [
-        ("take", "fence"), ("take", "lease"), ("take", "rate"),
+        ("trigger", "accepted"), ("take", "fence"), ("take", "lease"), ("take", "rate"),
         ("extend", "fence"), ("extend", "lease"), ("forward_once", "fence"),
     ],
 )  # fmt: skip
-async def test_a_number_that_lua_cannot_represent_is_refused(
+async def test_a_number_that_is_negative_or_that_lua_cannot_represent_is_refused(
     face: Any, raw: Any, everything: Dumps, namespace: str, verb: str, field: str, number: str
 ) -> None:
     # Given a foreign number in a field that the verb reads
@@ -732,7 +732,12 @@ async def test_a_number_that_lua_cannot_represent_is_refused(
         made.forward("list")
     topic = made.aio if face.awaiting else Awaited(made)
     await topic.trigger_many([("a", 1), ("b", 2)])
-    arguments = {"take": [1], "extend": [await topic.take(1)] if verb == "extend" else [], "forward_once": []}[verb]
+    arguments = {
+        "trigger": ["a"],
+        "take": [1],
+        "extend": [await topic.take(1)] if verb == "extend" else [],
+        "forward_once": [],
+    }[verb]
     raw.hset(f"ig2:{{{namespace}:topic:t:0/1}}:meta", field, number)
     before = everything()
     # Then it is refused, and nothing is written

@@ -18,6 +18,7 @@
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
+--- @include "lib/validate/problems"
 --- @include "lib/validate/run_steps"
 --- @include "lib/replies/replies"
 --- @include "lib/trigger/accept_new"
@@ -97,7 +98,8 @@ end
 
 local function steps()
   local meta = redis.call("HMGET", K.meta, "v", "accepted")
-  local problem = check_layout(K, meta[1])
+  local last_serial = tonumber(meta[2]) or 0
+  local problem = check_layout(K, meta[1]) or corrupt_number(K.meta, "accepted", last_serial)
   if problem then
     return { "foreign", now_ms, problem }
   end
@@ -109,7 +111,7 @@ local function steps()
   if not fitting then
     return failed
   end
-  local reply, tracked, last_serial = { "ok", now_ms }, false, tonumber(meta[2]) or 0
+  local reply, tracked = { "ok", now_ms }, false
   local sweeps = last_serial % 64 + fitting >= 64 -- with triggers that store facts, and with every 64th other
   if fitting > 0 then
     if sweeps then -- the keys that are written last are read before the first write: they may have another type
@@ -130,7 +132,7 @@ local function steps()
     reply[#reply + 1], reply[#reply + 2] = 5, given - fitting
   end
   if p.results then
-    table.insert(reply, 3, tonumber(meta[2]) or 0) -- results of later serials cover these triggers
+    table.insert(reply, 3, last_serial) -- results of later serials cover these triggers
   end
   return remember_reply(K, ARGV[2], now_ms, reply)
 end
