@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -166,6 +167,37 @@ async def test_a_handler_that_raises_is_not_stored(gate: Gate, sink: Any) -> Non
     case.result = ConnectionError("the bank is closed")
     assert (await case.pay()).outcome == "failed"
     assert sink.rows == {}
+
+
+class Suppressing(Memory):
+    """A sink that suppresses the error of the handler, as a transaction of psycopg does with its Rollback."""
+
+    def apply(self, entry: SinkEntry, work: Callable[[], StoredResult]) -> StoredResult | None:
+        with suppress(ConnectionError):
+            return super().apply(entry, work)
+        return None
+
+
+class AioSuppressing(AioMemory):
+    async def apply(  # type: ignore[override]
+        self, entry: SinkEntry, work: Callable[[], Awaitable[StoredResult]]
+    ) -> StoredResult | None:
+        with suppress(ConnectionError):
+            return await super().apply(entry, work)
+        return None
+
+
+@pytest.mark.parametrize("kind", [Suppressing, AioSuppressing])
+async def test_a_sink_that_suppresses_the_error_of_the_handler_is_no_success(gate: Gate, kind: type[Memory]) -> None:
+    case = Case(gate, kind())
+    case.result = ConnectionError("the bank is closed")
+    failed = await case.pay()
+    assert failed.outcome == "failed"
+    assert isinstance(failed.error, RuntimeError)
+    assert "Let apply() raise what work() raises" in str(failed.error)
+    assert gate.inspect("p1", scope="pay").state == "released"
+    case.result = "paid"
+    assert (await case.pay()).value == "paid"
 
 
 @pytest.mark.parametrize("options", [{"at_most_once": True}, {"shadow": True}, {"on_error": "store"}])

@@ -9,10 +9,9 @@ from typing import Any, cast
 from django.db import connections, transaction  # pyright: ignore[reportMissingTypeStubs]
 
 from idemgate import InvalidArgument
-from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
+from idemgate.types import Duration, milliseconds
 from idemgate_sql.database import Dialect, Params, Placeholders, Rows
-from idemgate_sql.errors import ConnectionInUse, EndedByHandler
-from idemgate_sql.failures import ends_transaction
+from idemgate_sql.errors import ConnectionInUse
 from idemgate_sql.inbox import BaseInbox
 from idemgate_sql.sqlite import refuse_ends
 from idemgate_sql.watch import Polling
@@ -108,19 +107,6 @@ class Inbox(BaseInbox[Any]):
         database = DjangoDatabase(using, milliseconds(lock_timeout, "lock_timeout"))
         super().__init__(database, table, lock_timeout, notify=False)
 
-    def apply(self, entry: SinkEntry, work: Any) -> StoredResult | None:
-        """Run `work` and store its result in one transaction; see `idemgate.types.Sink`.
-
-        Raises:
-            ConnectionInUse: the caller is in an atomic block, whose rollback would undo the row.
-        """
-
-        def run() -> StoredResult:
-            try:
-                return cast(StoredResult, work())
-            except Exception as error:
-                if ends_transaction(error) or _is_refused_end(error):
-                    raise EndedByHandler(entry.key, entry.scope) from error
-                raise
-
-        return super().apply(entry, run)
+    def is_end(self, error: Exception) -> bool:
+        """Return True if SQLite or Django refused a commit or rollback."""
+        return super().is_end(error) or _is_refused_end(error)

@@ -13,7 +13,7 @@ from idemgate.errors import NoCurrentExecution
 from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
 from idemgate_sql.database import AioDatabase, Database, Dialect, Placeholders
 from idemgate_sql.errors import EndedByHandler, RowLocked
-from idemgate_sql.failures import is_lock_timeout, is_missing_table
+from idemgate_sql.failures import ends_transaction, is_lock_timeout, is_missing_table
 from idemgate_sql.outbox import AioOutbox, AnyTopic, Key, Outbox, TriggerOptions
 from idemgate_sql.relay import PURGE_BATCH, Relay, check_relay_options
 from idemgate_sql.schema import split_ddl
@@ -75,11 +75,16 @@ class _Rows(Generic[C]):
             run.connection = None
             self._current.set(previous)
 
+    def is_end(self, error: Exception) -> bool:
+        """Return True if an error of the handler means that it ended its transaction, or tried to."""
+        return ends_transaction(error)
+
     def explain(self, error: Exception, entry: SinkEntry) -> None:
         """Raise RowLocked if the error is a lock time-out. Add a note to the error of a missing table."""
         if is_missing_table(error):
             error.add_note(
-                f"Create the tables of the inbox: idemgate_sql.ddl(..., table={self.table!r}) returns the SQL"
+                f"Create the tables of the inbox: `python -m idemgate_sql ddl` prints the SQL, and "
+                f"idemgate_sql.ddl(..., table={self.table!r}) returns it"
             )
         if is_lock_timeout(error):
             raise self.build_locked(entry) from error
@@ -160,12 +165,21 @@ class BaseInbox(_Rows[C]):
             return len(self.database.execute(connection, self.statements.purge, params))
 
     def apply(self, entry: SinkEntry, work: Callable[[], StoredResult]) -> StoredResult | None:
-        """Run `work` and store its result in one transaction; see `idemgate.types.Sink`."""
+        """Run `work` and store its result in one transaction; see `idemgate.types.Sink`.
+
+        Raises:
+            EndedByHandler: the handler ended the transaction, or tried to.
+        """
         with self._begin(entry) as (connection, found):
             if isinstance(found, StoredResult):
                 return found
             with self.use_connection(connection):
-                result = work()
+                try:
+                    result = work()
+                except Exception as error:
+                    if self.is_end(error):
+                        raise EndedByHandler(entry.key, entry.scope) from error
+                    raise
             self._store(connection, entry, result, found)
         return None
 
@@ -245,7 +259,12 @@ class BaseAioInbox(_Rows[C]):
             if isinstance(found, StoredResult):
                 return found
             with self.use_connection(connection):
-                result = await work()
+                try:
+                    result = await work()
+                except Exception as error:
+                    if self.is_end(error):
+                        raise EndedByHandler(entry.key, entry.scope) from error
+                    raise
             await self._store(connection, entry, result, found)
         return None
 

@@ -115,6 +115,10 @@ class Inbox(BaseInbox[Connection]):
     ) -> None:
         super().__init__(PsycopgDatabase(source), table, lock_timeout, notify)
 
+    def is_end(self, error: Exception) -> bool:
+        """Return True for `psycopg.Rollback`. The transaction of psycopg would end as if nothing was raised."""
+        return isinstance(error, psycopg.Rollback)
+
 
 class AsyncInbox(BaseAioInbox[AsyncConnection]):
     """The inbox of async functions in PostgreSQL; see `Inbox`. `source` may be an `AsyncConnectionPool`."""
@@ -123,6 +127,10 @@ class AsyncInbox(BaseAioInbox[AsyncConnection]):
         self, source: AioSource, *, table: str = "idemgate", lock_timeout: Duration = "5s", notify: bool = True
     ) -> None:
         super().__init__(AsyncPsycopgDatabase(source), table, lock_timeout, notify)
+
+    def is_end(self, error: Exception) -> bool:
+        """Return True for `psycopg.Rollback`; see `Inbox.is_end`."""
+        return isinstance(error, psycopg.Rollback)
 
 
 def _opener(source: Any, awaits: bool, connect: Callable[[], Any]) -> Callable[[], Any]:

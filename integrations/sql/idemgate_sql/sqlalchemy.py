@@ -8,14 +8,14 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import InvalidRequestError, ResourceClosedError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from idemgate import InvalidArgument
 from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
 from idemgate_sql.database import Dialect, Params, Placeholders, Rows
-from idemgate_sql.errors import ConnectionInUse, EndedByHandler
-from idemgate_sql.failures import ends_transaction
+from idemgate_sql.errors import ConnectionInUse
 from idemgate_sql.inbox import BaseAioInbox, BaseInbox
 from idemgate_sql.sqlite import NESTED_FIX, refuse_ends
 from idemgate_sql.watch import Polling
@@ -38,11 +38,15 @@ class SQLAlchemyDatabase:
         """Open a connection and begin a transaction; see `Database.transaction`."""
         with self._engine.connect() as connection:
             _check_isolation(connection)
-            with connection.begin():
-                if self.dialect == "sqlite":
-                    _take_write_lock(connection, self._lock_timeout_ms)
-                with _refuse_commit(connection), _refuse_ends(connection, self.dialect):
-                    yield connection
+            try:
+                with connection.begin():
+                    if self.dialect == "sqlite":
+                        _take_write_lock(connection, self._lock_timeout_ms)
+                    with _refuse_commit(connection), _refuse_ends(connection, self.dialect):
+                        yield connection
+            except BaseException:
+                _roll_back(connection)
+                raise
 
     def execute(self, connection: Connection, sql: str, params: Params) -> Rows:
         """Execute a statement."""
@@ -68,9 +72,14 @@ class AsyncSQLAlchemyDatabase:
         """Open a connection and begin a transaction; see `Database.transaction`."""
         async with self._engine.connect() as connection:
             await connection.run_sync(_check_isolation)
-            async with connection.begin():
-                with _refuse_commit(connection.sync_connection):
-                    yield connection
+            try:
+                async with connection.begin():
+                    with _refuse_commit(connection.sync_connection):
+                        yield connection
+            except BaseException:
+                if not connection.closed:
+                    await connection.run_sync(_roll_back)
+                raise
 
     async def execute(self, connection: AsyncConnection, sql: str, params: Params) -> Rows:
         """Execute a statement; see `SQLAlchemyDatabase.execute`."""
@@ -118,7 +127,7 @@ class Inbox(BaseInbox[Connection]):
 
         Raises:
             ConnectionInUse: the caller runs with this inbox on SQLite, and so holds the write lock.
-            EndedByHandler: the handler called `commit`, which was refused.
+            EndedByHandler: the handler ended the transaction. A commit was refused.
         """
         if self.database.dialect == "sqlite" and self.is_running:
             raise ConnectionInUse("write lock of the outer run", NESTED_FIX)
@@ -130,15 +139,19 @@ class Inbox(BaseInbox[Connection]):
                 if (session := self._sessions.get(connection)) is not None:
                     session.flush()
             except Exception as error:
-                if isinstance(error, _CommitRefused) or ends_transaction(error):
-                    raise EndedByHandler(entry.key, entry.scope) from error
+                _check_open(connection, error)
                 raise
             finally:
                 if (session := self._sessions.pop(connection, None)) is not None:
                     session.close()  # without influence on the transaction
+            _check_open(connection)
             return result
 
         return super().apply(entry, run)
+
+    def is_end(self, error: Exception) -> bool:
+        """Return True if a commit was refused, or if the handler rolled back or closed its connection."""
+        return isinstance(error, _Ended) or super().is_end(error)
 
 
 class AsyncInbox(BaseAioInbox[AsyncConnection]):
@@ -166,29 +179,43 @@ class AsyncInbox(BaseAioInbox[AsyncConnection]):
                 if (session := self._sessions.get(connection)) is not None:
                     await session.flush()
             except Exception as error:
-                if isinstance(error, _CommitRefused) or ends_transaction(error):
-                    raise EndedByHandler(entry.key, entry.scope) from error
+                _check_open(connection, error)
                 raise
             finally:
                 if (session := self._sessions.pop(connection, None)) is not None:
                     session.sync_session.close()  # without influence on the transaction
+            _check_open(connection)
             return result
 
         return await super().apply(entry, run)
 
+    def is_end(self, error: Exception) -> bool:
+        """Return True if the handler ended the transaction, or tried to; see `Inbox.is_end`."""
+        return isinstance(error, _Ended) or super().is_end(error)
 
-class _CommitRefused(Exception):
-    """The handler called `commit` of its connection or its session."""
+
+class _Ended(Exception):
+    """The handler ended its transaction, or tried to commit it."""
+
+
+def _check_open(connection: Connection | AsyncConnection, error: Exception | None = None) -> None:
+    """Raise _Ended if the transaction has ended. `error`: what the handler raised, if it did.
+
+    A transaction that the database has aborted is open, and so is one whose connection was lost.
+    """
+    may_have_ended = error is None or isinstance(error, ResourceClosedError | InvalidRequestError)
+    if may_have_ended and not connection.invalidated and not connection.in_transaction():
+        raise _Ended from error
 
 
 def _refuse(_: object) -> None:
-    raise _CommitRefused
+    raise _Ended
 
 
 def _refuse_commit_of_session(session: Session) -> None:
     """Refuse the commit of a session, but not the end of its savepoint."""
     if not session.in_nested_transaction():
-        raise _CommitRefused
+        raise _Ended
 
 
 @contextmanager
@@ -199,6 +226,20 @@ def _refuse_commit(connection: Any) -> Generator[None]:
         yield
     finally:
         event.remove(connection, "commit", _refuse)
+
+
+def _roll_back(connection: Connection) -> None:
+    """Roll back by the driver's connection.
+
+    SQLAlchemy takes a transaction whose commit was refused for ended. It would return the connection to its pool with
+    the transaction still open, and the next commit would commit it.
+    """
+    if connection.closed or connection.invalidated:
+        return
+    try:
+        connection.connection.rollback()
+    except Exception:  # noqa: BLE001 - of any driver
+        connection.invalidate()  # closed, so that the server rolls back
 
 
 def _refuse_ends(connection: Connection, dialect: Dialect) -> Any:

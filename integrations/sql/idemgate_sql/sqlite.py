@@ -11,8 +11,7 @@ from typing import TypeAlias
 from idemgate import InvalidArgument
 from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
 from idemgate_sql.database import Dialect, Params, Placeholders, Rows
-from idemgate_sql.errors import ConnectionInUse, EndedByHandler
-from idemgate_sql.failures import ends_transaction
+from idemgate_sql.errors import ConnectionInUse
 from idemgate_sql.inbox import BaseInbox
 from idemgate_sql.watch import Polling
 
@@ -122,13 +121,4 @@ class Inbox(BaseInbox[sqlite3.Connection]):
         """
         if self.is_running:
             raise ConnectionInUse("write lock of the outer run", NESTED_FIX)
-
-        def run() -> StoredResult:
-            try:
-                return work()
-            except sqlite3.DatabaseError as error:
-                if ends_transaction(error):
-                    raise EndedByHandler(entry.key, entry.scope) from error
-                raise
-
-        return super().apply(entry, run)
+        return super().apply(entry, work)

@@ -12,13 +12,16 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import psycopg as driver
 import pytest
-from idemgate_sql import EndedByHandler, psycopg, sqlite
+from idemgate_sql import EndedByHandler, psycopg, sqlalchemy, sqlite
 from psycopg_pool import AsyncConnectionPool
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from idemgate import Gate
 from idemgate.errors import ResultUnavailable
-from integrations.sql.tests.flavours import AsyncPsycopg, Flavour, Handle
+from integrations.sql.tests.flavours import FLAVOURS, AsyncPsycopg, Flavour, Handle, find_url
 from integrations.sql.tests.test_inbox import credit, forget
 
 
@@ -104,6 +107,113 @@ async def test_a_handler_that_closes_its_connection_has_no_effect(gate: Gate, fl
     with pytest.raises((EndedByHandler, *flavour.errors), match=r"closed|ended its transaction"):
         await flavour.decorate(gate, inbox, body)("p1")
     assert (flavour.credits(), flavour.rows()) == ([], [])
+
+
+def _end_by_connection(connection: Any) -> Any:
+    return connection.commit()
+
+
+def _end_by_transaction(connection: Any) -> Any:
+    return connection.get_transaction().commit()
+
+
+def _close(connection: Any) -> Any:
+    return connection.close()
+
+
+@pytest.mark.parametrize("end", [_end_by_connection, _end_by_transaction, _close])
+@pytest.mark.parametrize("dialect", ["postgresql", "sqlite"])
+def test_a_refused_commit_leaves_no_transaction_in_the_pool(
+    gate: Gate, request: pytest.FixtureRequest, tmp_path: Path, dialect: str, end: Any
+) -> None:
+    # Given an engine whose pool keeps one connection, and a handler that commits
+    kind = FLAVOURS["sqlalchemy" if dialect == "postgresql" else "sqlalchemy-sqlite"]
+    url = find_url(kind, tmp_path, lambda: str(request.getfixturevalue("postgres_url")))
+    flavour = kind(url)
+    engine = create_engine(
+        url.replace("postgresql:", "postgresql+psycopg:", 1) if dialect == "postgresql" else f"sqlite:///{url}",
+        pool_size=1, max_overflow=0,
+    )  # fmt: skip
+    inbox = sqlalchemy.Inbox(engine)
+    inbox.create_tables()
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str, ends: bool) -> str:
+        inbox.connection().execute(text("INSERT INTO effects VALUES (:key)"), {"key": key})
+        if ends:
+            end(inbox.connection())
+        return "paid"
+
+    # When it has been refused
+    with pytest.raises(EndedByHandler):
+        pay("p1", True)
+    # Then another transaction of the pool commits nothing of it
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO effects VALUES ('other')"))
+    assert (flavour.credits(), flavour.rows()) == (["other"], [])
+    # And the key is free
+    assert pay("p1", False) == "paid"
+    assert flavour.credits() == ["other", "p1"]
+    engine.dispose()
+
+
+@pytest.mark.parametrize("end", [_end_by_connection, lambda connection: connection.get_transaction().commit()])
+async def test_a_refused_commit_leaves_no_transaction_in_an_async_pool(gate: Gate, postgres_url: str, end: Any) -> None:
+    flavour = FLAVOURS["sqlalchemy-async"](postgres_url)
+    engine = create_async_engine(postgres_url.replace("postgresql:", "postgresql+psycopg:", 1), pool_size=1)
+    inbox = sqlalchemy.AsyncInbox(engine)
+    await inbox.create_tables()
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    async def pay(key: str, ends: bool) -> str:
+        await inbox.connection().execute(text("INSERT INTO effects VALUES (:key)"), {"key": key})
+        if ends:
+            await end(inbox.connection())
+        return "paid"
+
+    with pytest.raises(EndedByHandler):
+        await pay("p1", True)
+    async with engine.begin() as connection:
+        await connection.execute(text("INSERT INTO effects VALUES ('other')"))
+    assert (flavour.credits(), flavour.rows()) == (["other"], [])
+    assert await pay("p1", False) == "paid"
+    assert flavour.credits() == ["other", "p1"]
+    await engine.dispose()
+
+
+async def test_a_handler_that_rolls_back_by_its_connection_is_told_so(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    async def body(db: Handle, key: str) -> str:
+        await db.credit(key)
+        await db.call("rollback")
+        return "paid"
+
+    with pytest.raises((EndedByHandler, *flavour.errors), match=r"ended its transaction|rollback"):
+        await flavour.decorate(gate, inbox, body)("p1")
+    assert (flavour.credits(), flavour.rows()) == ([], [])
+    assert gate.inspect("p1", scope="pay").state == "released"
+
+
+@pytest.mark.parametrize("name", ["psycopg", "psycopg-async"])
+async def test_a_rollback_of_psycopg_is_no_success(gate: Gate, postgres_url: str, name: str) -> None:
+    # Given a handler that rolls back as psycopg's documentation says, which its transaction takes for a regular end
+    flavour = FLAVOURS[name](postgres_url)
+    inbox = await flavour.create()
+    rolls_back = [True]
+
+    async def body(db: Handle, key: str) -> str:
+        await db.credit(key)
+        if rolls_back:
+            raise driver.Rollback
+        return "paid"
+
+    pay = flavour.decorate(gate, inbox, body)
+    # Then the caller gets an error, and the key is free
+    with pytest.raises(EndedByHandler):
+        await pay("p1")
+    assert (flavour.credits(), flavour.rows()) == ([], [])
+    assert gate.inspect("p1", scope="pay").state == "released"
+    rolls_back.clear()
+    assert await pay("p1") == "paid"
 
 
 async def test_savepoints_of_the_handler_work(gate: Gate, flavour: Flavour, inbox: Any) -> None:
