@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, Unpack
 
 import flask
+from werkzeug.exceptions import ClientDisconnected
 
 from idemgate import Gate
 from idemgate_http.core import MARK, STREAMED, HttpGuard
@@ -57,7 +58,10 @@ def _run(core: HttpGuard, call: Callable[[], flask.Response]) -> flask.Response:
     selected = core.select(read_environ(request.environ))
     if selected is None:
         return call()
-    admission = selected if isinstance(selected, Response) else core.admit(selected, _read_body(request))
+    try:
+        admission = selected if isinstance(selected, Response) else core.admit(selected, _read_body(request))
+    except ClientDisconnected:  # the body is shorter than its Content-Length
+        admission = core.refuse("body-incomplete")
     if isinstance(admission, Response):
         return _ADAPTER.build(admission)
     request.environ[MARK] = core.mark

@@ -8,8 +8,13 @@ from hashlib import blake2b
 __all__ = ["MOST_CHARACTERS", "parse_key", "record_key"]
 
 MOST_CHARACTERS = 255
-_QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
-"""A String of RFC 8941: printable ASCII in double quotes; a quote and a backslash are escaped."""
+_CHARACTER = r'(?:[ !#-\[\]-~]|\\["\\])'
+_PARAMETER = rf'; *[a-z*][a-z0-9_.*-]*(?:=(?:"{_CHARACTER}*"|[!#-+\--:<-~]+))?'
+_QUOTED = re.compile(rf'"({_CHARACTER}*)"(?:{_PARAMETER})*')
+"""A String of RFC 8941: printable ASCII in double quotes, in which a quote and a backslash are escaped.
+
+Parameters may follow. The draft defines none, so they are ignored.
+"""
 _BARE = re.compile(r"[!#-+\--:<-\[\]-~]*")
 """Printable ASCII without space, quote, backslash, comma and semicolon. Most clients send a UUID without quotes."""
 _ESCAPE = re.compile(r'\\(["\\])')

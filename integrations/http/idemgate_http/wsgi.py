@@ -53,7 +53,7 @@ class IdempotencyKeyWSGI:
             return respond(start_response, selected)
         body = read_body(environ, core.options.max_body_bytes)
         if body is None:
-            return respond(start_response, Response(400))
+            return respond(start_response, core.refuse("body-incomplete"))
         admission = core.admit(selected, body)
         if isinstance(admission, Response):
             return respond(start_response, admission)
@@ -203,12 +203,14 @@ def read_environ(environ: Environ) -> Request:
 
 
 def read_body(environ: Environ, most: int) -> bytes | None:
-    """Return the body, or one byte more than `most` allows. None: the client sent less than it announced.
+    """Return the body, or one byte more than `most` allows. None: the client sent less than it announced, or no number.
 
     A body without a length is chunked. Only a server that marks its end can be asked for it.
     """
     length = environ.get("CONTENT_LENGTH") or ""
-    if not length.isdecimal():
+    if length and not (length.isascii() and length.isdecimal()):
+        return None
+    if not length:
         return _read(environ, most + 1) if environ.get("wsgi.input_terminated") else b""
     wanted = min(int(length), most + 1)
     body = _read(environ, wanted)

@@ -106,7 +106,21 @@ def test_a_missing_header_is_refused_where_it_is_required(serve: Serve, effects:
 
 def test_a_malformed_header_is_refused(serve: Serve, effects: Effects) -> None:
     client = serve(effects)
-    for value in ('"k', "a b", "k,l", '"k", "l"', "", '""', "x" * 256, '"k";a=1', "k\\", "'a b'"):
+    for value in (
+        '"k',
+        "a b",
+        "k,l",
+        '"k", "l"',
+        "",
+        '""',
+        "x" * 256,
+        '"k";',
+        '"k";A=1',
+        '"k" l',
+        "k;a=1",
+        "k\\",
+        "'a b'",
+    ):
         problem(client.post(value), "key-malformed", 400)
     assert not effects.calls
 
@@ -115,6 +129,7 @@ def test_quoted_and_bare_values_are_one_key(serve: Serve, effects: Effects) -> N
     client = serve(effects)
     assert client.post("k-1").content == client.post('"k-1"').content
     assert client.post('"a \\"b\\" \\\\"').content == client.post('"a \\"b\\" \\\\"').content
+    assert client.post("k-1").content == client.post('"k-1";a=1; b;c="x;y"').content  # parameters are ignored
     assert client.post("x" * 255).status_code == 201
     assert len(effects.calls) == 3
 

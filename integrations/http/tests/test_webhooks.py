@@ -182,9 +182,12 @@ def test_two_times_of_stripe_are_refused() -> None:
     ("headers", "body", "event"),
     [
         ({"Ce-Id": "1", "ce-source": "/shop"}, b"", Event("1", "/shop")),
-        ({"ce-id": "a%20b", "ce-source": "/caf%c3%a9"}, b"", None),
+        ({"ce-id": "a%20b", "ce-source": "/caf%c3%a9"}, b"", Event("a b", "/café")),
+        ({"ce-id": "a%0Ab", "ce-source": "/s"}, b"", None),
         ({"ce-id": "a%20b", "ce-source": "/s"}, b"", Event("a b", "/s")),
         ({"content-type": "application/cloudevents+json; charset=utf-8"}, b'{"id":"1","source":"/"}', Event("1", "/")),
+        ({"content-type": "application/cloudevents+json"}, '{"id":"é","source":"/"}'.encode(), Event("é", "/")),
+        ({"content-type": "application/cloudevents+json"}, b'{"id":"\\ud800","source":"/"}', None),
         ({"content-type": "application/cloudevents+json"}, b'{"id":"1"}', None),
         ({"content-type": "application/cloudevents+avro"}, b"", None),
         ({"content-type": "application/cloudevents-batch+json"}, b'[{"id":"1","source":"/s"}]', None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -74,6 +75,45 @@ def test_an_iterable_is_closed_once_after_the_response(gate: Gate, length: str |
     assert made.closed == 1
     assert Reply(guarded, environ()).status == ("200 OK" if length else "409 Conflict")
     assert made.closed == 1
+
+
+def _middleware(gate: Gate, runs: list[bytes]) -> Any:
+    def app(given: Any, start_response: Any) -> Any:
+        runs.append(given["wsgi.input"].read())
+        start_response("200 OK", [])
+        return [b"ran"]
+
+    return IdempotencyKeyWSGI(app, gate=gate, **OPTIONS)
+
+
+def _decorated(gate: Gate, runs: list[bytes]) -> Any:
+    app = flask.Flask("shop")
+
+    @app.post("/pay")
+    @idempotent(gate, **OPTIONS)
+    def pay() -> str:
+        runs.append(flask.request.get_data())
+        return "ran"
+
+    return app
+
+
+@pytest.mark.parametrize("build", [_middleware, _decorated])
+def test_a_body_that_is_shorter_than_announced_is_refused(gate: Gate, build: Any) -> None:
+    runs: list[bytes] = []
+    reply = Reply(build(gate, runs), environ(b"half", CONTENT_LENGTH="8", SERVER_NAME="shop", SERVER_PORT="80",
+                                             **{"wsgi.url_scheme": "http"}))  # fmt: skip
+    assert reply.status == "400 BAD REQUEST" if build is _decorated else reply.status == "400 Bad Request"
+    assert json.loads(reply.body)["type"] == "urn:idemgate:problem:body-incomplete"
+    assert gate.counters["http.body_incomplete"] == 1
+    assert runs == []
+
+
+@pytest.mark.parametrize("length", ["abc", "-5", "1.5", "\u0663"])
+def test_a_length_that_is_no_number_is_refused(gate: Gate, length: str) -> None:
+    runs: list[bytes] = []
+    reply = Reply(_middleware(gate, runs), environ(b"body", CONTENT_LENGTH=length))
+    assert (reply.status, runs) == ("400 Bad Request", [])
 
 
 def test_a_server_sees_that_a_body_is_one_part(gate: Gate) -> None:

@@ -39,10 +39,10 @@ class CloudEvents(Source):
             if kind != "application/cloudevents+json":
                 raise BadSignature("its event format is not JSON")
             event = parse_object(body)
-            return Event(check_id(event.get("id"), "id"), check_id(event.get("source"), "source"))
+            return Event(*(check_id(event.get(name), name, ascii_only=False) for name in ("id", "source")))
         return Event(_unquote(need(found, "ce-id"), "ce-id"), _unquote(need(found, "ce-source"), "ce-source"))
 
 
 def _unquote(value: str, name: str) -> str:
     """Return an attribute of a header. The binding percent-encodes what is no printable ASCII."""
-    return check_id(unquote(value) if value.isascii() else "", name)
+    return check_id(unquote(value) if value.isascii() else "", name, ascii_only=False)

@@ -173,13 +173,13 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-def check_id(value: object, name: str) -> str:
-    """Return an id. Raise BadSignature if it is no printable ASCII of up to 1,024 characters."""
+def check_id(value: object, name: str, ascii_only: bool = True) -> str:
+    """Return an id. Raise BadSignature if it is no printable text of up to 1,024 characters."""
     if (
         not isinstance(value, str)
         or not 0 < len(value) <= _LONGEST_ID
-        or not value.isascii()
         or not value.isprintable()
+        or (ascii_only and not value.isascii())
     ):
-        raise BadSignature(f"its {name} is missing, or not printable ASCII")
+        raise BadSignature(f"its {name} is missing, or not printable{' ASCII' if ascii_only else ''}")
     return value
