@@ -30,6 +30,7 @@ _FIELD = re.compile(r"([^\W\d]\w*)((?:\.[^.\[\]]+|\[[^\[\]]+\])*)")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([^\[\]]+)\]")
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _LIKE = 'Write it as in "{event[id]}", "{order.id}" or "{a}:{b}", or pass a callable'
+_NAMES_LIKE = 'Name fields without braces, as in "amount" or ["order.id", "event[total]"], or pass a callable'
 
 
 class _AnyCallable(Protocol):
@@ -345,9 +346,8 @@ def _percent(char: str) -> str:
 def _field(written: object, arguments: Arguments, name: str, spec: object) -> _Field:
     found = _FIELD.fullmatch(written) if isinstance(written, str) else None
     if found is None:
-        raise InvalidArgument(
-            name, spec, f"{{{written}}} is not a field: fields start with the name of a parameter", _LIKE
-        )
+        shown, like = (repr(written), _NAMES_LIKE) if name == "fingerprint" else (f"{{{written}}}", _LIKE)
+        raise InvalidArgument(name, spec, f"{shown} is not a field: fields start with the name of a parameter", like)
     find = arguments.find(found[1])
     if find is None:
         takes = ", ".join(arguments.names) or "none"

@@ -13,6 +13,13 @@ class RowLocked(AlreadyInProgress):
     The handler did not run. `retry_after` is the lock time-out of the inbox in seconds.
     """
 
+    def __init__(self, key: str, retry_after: float, scope: str = "claim") -> None:
+        super().__init__(key, retry_after, scope)
+        self._text = (
+            f"another transaction holds the row of {key!r} (scope {scope!r}) in the database, and did not end within "
+            f"lock_timeout={retry_after:g} s. Try again, or pass a longer lock_timeout to the inbox"
+        )
+
 
 class EndedByHandler(IdemgateError, RuntimeError):
     """The handler ended the transaction of its run with COMMIT or ROLLBACK, or tried to.
