@@ -62,6 +62,14 @@ class Message:
         acc = packed[start:]
         self._accumulator: Any = acc if merge.raw else unpack(acc, "a payload")
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return (self._packed, self._due_ms, self._running) == (other._packed, other._due_ms, other._running)
+
+    def __hash__(self) -> int:
+        return hash(self._packed)
+
     @property
     def count(self) -> int:
         """The number of merged triggers."""

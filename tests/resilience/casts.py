@@ -160,7 +160,7 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
     "release": lambda on: on.claims.release(on.key("mine"), on.owner, 60_000),
     "release, undone": lambda on: on.claims.release(on.key("mine"), on.owner, 60_000, undo=True),
     "release_many": lambda on: on.claims.release_each(
-        [(on.key(key)[0], on.owner, 60_000) for key in ("done", "theirs", "mine", "silent")], 100, undo=False
+        [(on.key(key)[0], on.owner, 60_000, b"") for key in ("done", "theirs", "mine", "silent")], 100, undo=False
     )[0],
     "checkpoint": lambda on: on.claims.checkpoint(on.key("mine"), on.owner, b"\xa1n"),
     "resolve": lambda on: on.claims.resolve(

@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from idemgate.core.calls import Batch, Call
 from idemgate.store.aio import AsyncLink
 from idemgate.store.sync import SyncLink
 
+_Sent = Call[Any] | Batch[Any] | Sequence[Batch[Any]]
 __all__ = ["install", "reach", "reached", "times"]
 
 _place = ""
@@ -48,7 +49,7 @@ def install(place: str) -> None:
     global _place  # noqa: PLW0603 - one process, one death
     _place = place
     for link in (SyncLink, AsyncLink):
-        for name in ("run", "start", "run_all"):
+        for name in ("run", "start", "run_all", "try_each"):
             if hasattr(link, name):
                 setattr(link, name, _before(getattr(link, name)))
     answer = Call.answer
@@ -62,13 +63,19 @@ def install(place: str) -> None:
 
 
 def _before(send: Any) -> Any:
-    def sending(self: Any, what: Call[Any] | Batch[Any], *args: Any, **kwargs: Any) -> Any:
-        for call in _new(what.calls if isinstance(what, Batch) else [what]):
+    def sending(self: Any, what: _Sent, *args: Any, **kwargs: Any) -> Any:
+        for call in _new(_calls_of(what)):
             for name in _names(call):
                 reach(f"before {name}")
         return send(self, what, *args, **kwargs)
 
     return sending
+
+
+def _calls_of(what: _Sent) -> list[Call[Any]]:
+    if isinstance(what, Call):
+        return [what]
+    return [*what.calls] if isinstance(what, Batch) else [call for batch in what for call in batch.calls]
 
 
 def _names(call: Call[Any]) -> tuple[str, ...]:

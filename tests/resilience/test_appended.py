@@ -233,6 +233,7 @@ def _work(gate: Gate, clock: Clock) -> list[Callable[[], object]]:
         lambda: gate.forget("b"),
         topic.open,
         lambda: topic.trigger("k", 1, group="g", event_id="e"),
+        lambda: clock.advance("1ms"),  # so "k" is due first
         lambda: topic.trigger("k2", 1, group="g"),
         lambda: topic.trigger("k3", 1),
         lambda: topic.trigger("k", 2, group="g"),

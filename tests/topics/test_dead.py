@@ -256,6 +256,17 @@ async def test_a_lower_cap_is_reached(face: Any, url: str, namespace: str, clock
     assert (await topic.stats()).dead == 5
 
 
+async def test_a_letter_that_is_read_twice_is_equal(face: Any) -> None:
+    topic = face.topic("t")
+    for key in ("a", "b"):
+        await topic.trigger(key, key)
+        await _bury(topic)
+    first, again = [await topic.dead.list() for _ in range(2)]
+    assert first == again
+    assert first[0] != first[1]
+    assert len({*first, *again}) == 2
+
+
 # -- by what they have in common --------------------------------------------------------------------------------------
 
 

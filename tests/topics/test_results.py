@@ -97,6 +97,21 @@ async def test_a_lease_that_lapsed_too_often_is_a_failure(face: Any, clock: Cloc
         await topic.result(receipt, 0)
 
 
+@pytest.mark.parametrize("stored", [b"\x91\x09", b"\x91\x92\x00\xa1x", b"\x09", b"\xc1"], ids=repr)
+async def test_a_foreign_list_of_results_does_not_prevent_an_ack(face: Any, raw: Any, stored: bytes) -> None:
+    # Given something else in the place of the results of a key
+    topic = face.topic("t", result_retention="10m")
+    await topic.trigger("k", 1)
+    await topic.ack(await _take(topic), result="first")
+    receipt = await topic.trigger("k", 2)
+    delivery = await _take(topic)
+    (page,) = raw.scan_iter(f"*{face.gate.namespace}*:results*")
+    raw.hset(page, b"kk", stored)
+    # Then the delivery is acked, and its result is stored
+    await topic.ack(delivery, result="second")
+    assert await topic.result(receipt, 0) == "second"
+
+
 async def test_a_receipt_of_another_topic_is_refused(face: Any) -> None:
     # Given two topics with a delivery of the same key each, and one without results
     prices = face.topic("prices", result_retention="10m")

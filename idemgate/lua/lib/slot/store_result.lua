@@ -12,6 +12,20 @@
 --   "d"  the message is a dead letter; its failure follows
 --   "c"  the message was cancelled
 
+-- Return the stored results of a key. What is no list of results counts as none.
+local function read_results(packed)
+  local whole, stored = pcall(cmsgpack.unpack, packed or "")
+  if not (whole and type(stored) == "table") then
+    return {}
+  end
+  for _, one in ipairs(stored) do
+    if type(one) ~= "table" or type(one[2]) ~= "number" then
+      return {}
+    end
+  end
+  return stored
+end
+
 -- Store the result of a message that ended, and wake the callers that wait for it. Call it after the first write. `floor` is the
 -- serial of the key's message in flight if the message waited behind it.
 local function store_result(K, p, key, m, result, now_ms, floor)
@@ -27,8 +41,7 @@ local function store_result(K, p, key, m, result, now_ms, floor)
     redis.call("PEXPIRE", page, 2 * p.results + 60000)
     found[2] = false
   end
-  local whole, stored = pcall(cmsgpack.unpack, found[2] or "")
-  stored = whole and type(stored) == "table" and stored or {}
+  local stored = read_results(found[2])
   floor = floor or 0
   for _, former in ipairs(stored) do
     floor = former[2] < m.serial and former[2] > floor and former[2] or floor
