@@ -12,20 +12,6 @@
 --   "d"  the message is a dead letter; its failure follows
 --   "c"  the message was cancelled
 
--- Return the stored results of a key. What is no list of results counts as none.
-local function read_results(packed)
-  local whole, stored = pcall(cmsgpack.unpack, packed or "")
-  if not (whole and type(stored) == "table") then
-    return {}
-  end
-  for _, one in ipairs(stored) do
-    if type(one) ~= "table" or type(one[2]) ~= "number" then
-      return {}
-    end
-  end
-  return stored
-end
-
 -- Store the result of a message that ended, and wake the callers that wait for it. Call it after the first write. `floor` is the
 -- serial of the key's message in flight if the message waited behind it.
 local function store_result(K, p, key, m, result, now_ms, floor)
@@ -41,10 +27,16 @@ local function store_result(K, p, key, m, result, now_ms, floor)
     redis.call("PEXPIRE", page, 2 * p.results + 60000)
     found[2] = false
   end
-  local stored = read_results(found[2])
+  local whole, stored = pcall(cmsgpack.unpack, found[2] or "")
+  stored = whole and type(stored) == "table" and stored or {}
   floor = floor or 0
   for _, former in ipairs(stored) do
-    floor = former[2] < m.serial and former[2] > floor and former[2] or floor
+    local serial = type(former) == "table" and former[2]
+    if type(serial) ~= "number" then
+      stored = {} -- not a list of results
+      break
+    end
+    floor = serial < m.serial and serial > floor and serial or floor
   end
   stored[#stored + 1] = { floor, m.serial, m.first, m.last, result }
   while #stored > 8 do
