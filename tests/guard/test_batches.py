@@ -534,3 +534,11 @@ async def test_releasing_one_that_could_not_be_claimed_releases_none(face: Any, 
         await face.release_many(claims)
     assert (await face.claim("ours", scope="s")).state == "in_progress"
     assert await face.release_many(claims[:1]) == [True]
+
+
+def test_each_claim_of_a_batch_has_its_own_retention(gate: Gate, raw: Any) -> None:
+    claims = [gate.claim(f"k{hours}", retention=f"{hours}h") for hours in (1, 2, 3)]
+    gate.complete_many([(claim, "paid") for claim in claims])
+    left = {key: raw.pttl(key) for key in raw.scan_iter(f"*{gate.namespace}*")}
+    hours = sorted(round(ms / 3_600_000, 1) for key, ms in left.items() if key.rsplit(b":", 1)[-1].startswith(b"k"))
+    assert hours == [1.0, 2.0, 3.0]
