@@ -159,7 +159,7 @@ class _Sentinels(Sentinel):
 
 
 class _AsyncSentinels(AsyncSentinel):
-    """As `_Sentinels`, for asyncio."""
+    """The asynchronous form of `_Sentinels`."""
 
     async def discover_master(self, service_name: str, seconds: float = SOCKET_TIMEOUT) -> tuple[str, int]:
         vote, asking = _Vote(self, service_name, seconds), dict[asyncio.Task[Any], Any]()

@@ -26,6 +26,8 @@ from idemgate.store.resp import new_reader
 
 __all__ = ["Connection", "ConnectionPool"]
 
+CONNECTIONS = 64
+"""The most connections to one server. Further calls wait for one."""
 IDLE_CHECK_AFTER = 1.0
 """Seconds of idle time after which a connection is checked before use. The server may have closed it."""
 RECEIVE_SIZE = 4096
@@ -159,10 +161,6 @@ def _has_input(sock: socket.socket) -> object:
     poller = poll()
     poller.register(sock, select.POLLIN)
     return poller.poll(0)
-
-
-CONNECTIONS = 64
-"""The most connections to one server. Further calls wait for one."""
 
 
 class ConnectionPool:

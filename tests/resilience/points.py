@@ -18,8 +18,9 @@ from idemgate.core.calls import Batch, Call
 from idemgate.store.aio import AsyncLink
 from idemgate.store.sync import SyncLink
 
-_Sent = Call[Any] | Batch[Any] | Sequence[Batch[Any]]
 __all__ = ["install", "reach", "reached", "times"]
+
+_Sent = Call[Any] | Batch[Any] | Sequence[Batch[Any]]
 
 _place = ""
 _reached: Counter[str] = Counter()

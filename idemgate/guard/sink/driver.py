@@ -110,7 +110,6 @@ class _SinkRun:
         self.wrapped = wrapped
         self.stored: StoredResult | None = None
         self._has_run = False
-        self._has_result = False
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """Run the work in a transaction of the sink. Return its result, or None if `stored` has one."""
@@ -150,13 +149,12 @@ class _SinkRun:
     def _start(self) -> None:
         """Record that the work starts. An earlier transaction of this call has left nothing."""
         self._has_run = self.attempt.ran = True
-        self._has_result = False
+        self.attempt.result = b"", b""
         self.attempt.interruption = None
 
     def _encode(self, result: object) -> StoredResult:
         self.attempt.encode_result(result)
         kind, data = self.attempt.result
-        self._has_result = True
         return StoredResult(_KINDS[kind], data, self.attempt.fingerprint)
 
     def _finish(self, stored: StoredResult | None) -> None:
@@ -165,7 +163,7 @@ class _SinkRun:
         A sink that suppresses the error of the handler has stored nothing: RuntimeError says so.
         """
         if stored is None:
-            if not self._has_result:
+            if not self.attempt.result[0]:
                 raise RuntimeError(
                     f"apply() of {self.driver.options.sink!r} returned None, but the handler did not return. "
                     "Let apply() raise what work() raises"

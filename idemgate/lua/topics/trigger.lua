@@ -10,11 +10,11 @@
 --- ARGV[6] "1" if no key occurs twice, else ""
 --- ARGV[7..] two a trigger: key; accumulator. All keys come first
 --- Returns {"ok", now ms, then, if the topic stores results, the serial of the last trigger before this call; two
----         numbers for triggers in turn with the same answer...}: the answer, and the number of these triggers. An answer
----         is 8 * (due time, ms from now) + 0 to 4, which stand for these, then
----         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time;
----         "scheduled" is a new message, which waits for the end of the delivery if its key is in flight; or 5:
----         deferred to another request, as are all behind it, because this call has read 128 KiB of messages
+---         numbers for triggers in turn with the same answer...}: the answer, and the number of these triggers.
+---         An answer is 8 * (due time, ms from now) + a code. The codes 0 to 4 stand for these, then
+---         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate". The last two have no due time. "scheduled" is a
+---         new message. It waits for the end of the delivery if its key is in flight. Code 5: this call has read 128 KiB
+---         of messages, so this trigger and all behind it are deferred to another request.
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"

@@ -39,7 +39,8 @@ PROBLEMS: Final = {
         400, "The webhook is not valid", "Its signature, its time or its event id is missing or wrong.",
     ),
     "body-incomplete": Problem(
-        400, "The body is incomplete", "The request has fewer bytes than its Content-Length says. Send it again.",
+        400, "The body is incomplete",
+        "The body has fewer bytes than Content-Length says, or Content-Length is no number. Send the request again.",
     ),
     "body-too-large": Problem(
         413, "The body is too large", "The body of a request with an Idempotency-Key is larger than this server reads.",

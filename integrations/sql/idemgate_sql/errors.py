@@ -24,16 +24,20 @@ class RowLocked(AlreadyInProgress):
 class EndedByHandler(IdemgateError, RuntimeError):
     """The handler ended the transaction of its run with COMMIT or ROLLBACK, or tried to.
 
-    In SQLite, and with `connection.commit()` of psycopg, nothing was committed. A COMMIT that PostgreSQL has executed
-    stays: the row of the key was committed with it, so the handler does not run again, and duplicates get
-    ResultUnavailable. What was rolled back is undone, and so is the row: the handler may run again.
+    A commit in SQLite, or by a connection of psycopg, SQLAlchemy or Django, was refused. Everything was rolled back. So
+    was a run that raised `psycopg.Rollback`.
+
+    A COMMIT that PostgreSQL has executed stays. The row of the key was committed with it, so the handler does not run
+    again, and duplicates get ResultUnavailable. What was rolled back is undone, and so is the row: the handler may run
+    again.
     """
 
     def __init__(self, key: str, scope: str) -> None:
         super().__init__(key, scope)
         self._text = (
             f"the handler of {key!r} (scope {scope!r}) ended its transaction, which idemgate commits after the "
-            "handler returns. Leave out COMMIT and ROLLBACK, or use another connection for what must commit apart"
+            "handler returns. Leave out COMMIT and ROLLBACK. To undo the run, raise an exception of your own. "
+            "Use another connection for what must commit apart"
         )
         self.key = key
         self.scope = scope

@@ -8,7 +8,7 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event, text
-from sqlalchemy.exc import InvalidRequestError, ResourceClosedError
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
@@ -77,8 +77,7 @@ class AsyncSQLAlchemyDatabase:
                     with _refuse_commit(connection.sync_connection):
                         yield connection
             except BaseException:
-                if not connection.closed:
-                    await connection.run_sync(_roll_back)
+                await connection.run_sync(_roll_back)
                 raise
 
     async def execute(self, connection: AsyncConnection, sql: str, params: Params) -> Rows:
@@ -203,7 +202,7 @@ def _check_open(connection: Connection | AsyncConnection, error: Exception | Non
 
     A transaction that the database has aborted is open, and so is one whose connection was lost.
     """
-    may_have_ended = error is None or isinstance(error, ResourceClosedError | InvalidRequestError)
+    may_have_ended = error is None or isinstance(error, InvalidRequestError)
     if may_have_ended and not connection.invalidated and not connection.in_transaction():
         raise _Ended from error
 
