@@ -36,7 +36,7 @@ def main() -> None:
             sides = [(ROOT, here), (words.other.resolve(), other)]
             for part in words.parts:
                 for checkout, found in sides if number % 2 else reversed(sides):
-                    for key, figures in _measure(checkout, part, Path(folder)):
+                    for key, figures in _measure(checkout, part, Path(folder), words.full):
                         found.setdefault(key, []).extend(figures)
             print(f"round {number + 1} of {words.rounds}", file=sys.stderr, flush=True)
     print(_table(here, other))
@@ -47,12 +47,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("other", type=Path, help="a checkout of another commit; its benchmarks measure it")
     parser.add_argument("parts", nargs="+", help="parts of the benchmark: guard, scheduler, merging, ...")
     parser.add_argument("--rounds", type=int, default=5, help="how often each checkout runs each part; default: 5")
+    parser.add_argument("--full", action="store_true", help="do as much as `python -m benchmarks PART`, not a tenth")
     return parser.parse_args()
 
 
-def _measure(checkout: Path, part: str, folder: Path) -> Iterator[tuple[Key, list[float]]]:
-    """Runs a part in a checkout, on a tenth of the operations. Yields the figures of idemgate, without the peers."""
-    command = [sys.executable, "-m", "benchmarks", part, "--quick"]
+def _measure(checkout: Path, part: str, folder: Path, full: bool) -> Iterator[tuple[Key, list[float]]]:
+    """Run a part in a checkout, on a tenth of the operations or on all. Yield the figures of idemgate, not of peers."""
+    command = [sys.executable, "-m", "benchmarks", part, *([] if full else ["--quick"])]
     env = {**os.environ, "IDEMGATE_BENCHMARKS": str(folder), "PYTHONPATH": str(checkout)}
     subprocess.run(command, cwd=checkout, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     for row in json.loads((folder / "results" / f"{part}.json").read_text())["rows"]:

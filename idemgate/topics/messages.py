@@ -155,11 +155,14 @@ class Delivery(Generic[P]):
 
     Attributes:
         due_ms: The time at which it was due, in ms since the epoch.
+        size: The size of the stored message in bytes; 0 for a forwarded message, which is no longer stored.
         lost: True once the lease is known to be lost. Stop then: another worker may run this key.
         cancelled: True once the key is known to be cancelled.
     """
 
-    __slots__ = ("_packed", "_payload", "_read", "cancelled", "due_ms", "lost", "raw_key", "slot", "token", "topic")
+    __slots__ = (
+        "_packed", "_payload", "_read", "cancelled", "due_ms", "lost", "raw_key", "size", "slot", "token", "topic"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -176,6 +179,7 @@ class Delivery(Generic[P]):
         self.raw_key = raw_key
         self.token = token
         self.due_ms = due_ms
+        self.size = 0 if packed is None else len(packed[0])
         self.lost = False
         self.cancelled = False
         self._read = message
@@ -198,14 +202,9 @@ class Delivery(Generic[P]):
         return self.raw_key.decode(errors="backslashreplace")
 
     @property
-    def size(self) -> int:
-        """The size of the stored message in bytes; 0 for a forwarded message, which is no longer stored."""
-        return len(self._packed[0]) if self._packed is not None else 0
-
-    @property
     def oversize(self) -> int:
         """The bytes of its largest value if this gate may not decode it (`max_bytes`); else 0."""
-        if self._packed is None or len(self._packed[0]) <= self._packed[2].max_bytes:
+        if self._packed is None or self.size <= self._packed[2].max_bytes:
             return 0  # checked first, without unpacking the message
         try:
             return self._message.oversize

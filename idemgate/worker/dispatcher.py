@@ -91,7 +91,9 @@ class Dispatcher:
             consumer.last_fetch = self._fetches
         self.held += len(entries)
         consumer.held += len(entries)
-        self.waiting(consumer).extend([entry for entry in entries if not self._defer_oversize(entry)])
+        most = self._context.codec.max_bytes  # no value is larger than its message
+        fitting = [entry for entry in entries if entry.delivery.size <= most or not self._defer_oversize(entry)]
+        self.waiting(consumer).extend(fitting)
 
     def _defer_oversize(self, entry: InFlight) -> bool:
         """Defer a delivery whose payload is larger than `max_bytes`. Return False for any other."""
@@ -182,10 +184,12 @@ class Dispatcher:
         for entry, verdict in ended:
             if self._abandoned and entry in self._abandoned:
                 continue
-            if verdict is HANDLED and entry.consumer.is_plain:
+            consumer = entry.consumer
+            if verdict is HANDLED and consumer.is_plain:
                 self.finished.append((entry, Settlement("ack", entry.delivery)))
                 self._prefetch.handled += 1
-                self._free_place(entry)
+                self.held -= 1
+                consumer.held -= 1
             elif verdict is None:
                 self._skip(entry)
             else:

@@ -35,6 +35,8 @@ def split_oversize(
     context: Context, deliveries: Sequence[Delivery[Any]]
 ) -> tuple[list[Delivery[Any]], list[Settlement]]:
     """Return the deliveries that this gate may decode, and the settlements of the others."""
+    if max([delivery.size for delivery in deliveries], default=0) <= context.codec.max_bytes:
+        return [*deliveries], []  # no value is larger than its message
     fitting: list[Delivery[Any]] = []
     deferred: list[Settlement] = []
     for delivery in deliveries:
