@@ -60,6 +60,8 @@ TESTS = [
         "topics/test_refusals",
         "topics/test_registry",
         "topics/test_changes",
+        "topics/test_commands",
+        "topics/test_encodings",
         "worker/test_members",
         "worker/test_subscribers_list",
         "scripts/test_states",

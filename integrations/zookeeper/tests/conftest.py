@@ -39,19 +39,23 @@ class Server:
         with (folder / "out").open("wb") as out:
             command = ["bash", str(script), "start-foreground", str(config)]
             self._process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
-        self._until_it_listens(port, folder / "out")
+        self._wait_until_it_serves(port, folder / "out")
 
-    def _until_it_listens(self, port: int, out: Path) -> None:
+    def _wait_until_it_serves(self, port: int, out: Path) -> None:
+        # The port accepts connections before the server serves: until then it closes each one.
         deadline = time.monotonic() + 30
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-            except OSError:
-                assert self._process.poll() is None, f"ZooKeeper ended: {out.read_text()}"
-                assert time.monotonic() < deadline, f"ZooKeeper does not listen: {out.read_text()}"
-                time.sleep(0.05)
-            else:
-                return
+        while not self._serves(port):
+            assert self._process.poll() is None, f"ZooKeeper ended: {out.read_text()}"
+            assert time.monotonic() < deadline, f"ZooKeeper does not serve: {out.read_text()}"
+            time.sleep(0.05)
+
+    def _serves(self, port: int) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 1) as connection:
+                connection.sendall(b"srvr")
+                return b"Mode:" in connection.makefile("rb").read()
+        except OSError:
+            return False
 
     def away(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
