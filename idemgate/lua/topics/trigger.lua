@@ -18,14 +18,25 @@
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
+--- @include "lib/trigger/accept_one"
+local K, p, now_ms = slot(KEYS), policy(ARGV[3]), math.floor(now(ARGV[1]) / 1000)
+local given = (#ARGV - 6) / 2
+local DETAILED, TIMES, DETAILED_LIST = 0x95, 0xdc, 0xdd -- first bytes: of options, of arrays of times and options
+local stored
+local is_plain = string.byte(ARGV[5]) ~= DETAILED and not p.leading
+if given == 1 and ARGV[4] == "" and #ARGV[2] == 16 and is_plain then -- a longer id is that of a request which moved
+  -- An error comes from a read or from the first write, so nothing was written: the steps below find the reason.
+  local done, reply, message = pcall(accept_one, K, p, now_ms, ARGV)
+  if done and reply then
+    return reply
+  end
+  stored = done and message and { message }
+end
+
 --- @include "lib/validate/problems"
 --- @include "lib/validate/run_steps"
 --- @include "lib/replies/replies"
 --- @include "lib/trigger/accept_new"
-local K, p, now_ms = slot(KEYS), policy(ARGV[3]), math.floor(now(ARGV[1]) / 1000)
-local given = (#ARGV - 6) / 2
-local DETAILED, TIMES, DETAILED_LIST = 0x95, 0xdc, 0xdd -- first bytes: of options, of arrays of times and options
-
 -- Return how many triggers this call accepts: those that fit into `max_call_bytes`, at least one. Return nil and
 -- the reply if the preceding request failed.
 local function count_fitting()
@@ -71,7 +82,7 @@ local function accept_triggers(t)
   local kind = string.byte(t.options)
   local plain = kind ~= DETAILED and kind ~= DETAILED_LIST and not p.leading
   t.times = kind == TIMES and cmsgpack.unpack(t.options)
-  local reply = plain and ARGV[6] == "1" and accept_new(t)
+  local reply = plain and ARGV[6] == "1" and not stored and accept_new(t)
   if reply then
     return reply
   end
@@ -120,7 +131,7 @@ local function steps()
     end
     reply, tracked = accept_triggers({
       K = K, p = p, now_ms = now_ms, n = fitting, given = given, args = ARGV, options = ARGV[5],
-      last_serial = last_serial,
+      last_serial = last_serial, stored = stored,
     })
   end
   if reply[1] == "foreign" then
