@@ -140,7 +140,7 @@ class HttpGuard:
                 return self.refuse("webhook-refused")
             if event.id is None:
                 return None
-            key, caller = event.id, f"{caller}:{options.source.name}:{event.source}"
+            key, caller = event.id, f"{len(caller)}:{caller}:{options.source.name}:{event.source}"
         record = record_key(caller, request.method, request.path, key)
         return Admission(request, record, self._fingerprint(request, body))
 

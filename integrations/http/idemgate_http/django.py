@@ -105,7 +105,8 @@ def _make_atomic(view: Callable[..., Any]) -> Callable[..., Any]:
     exempt: set[str] = getattr(view, "_non_atomic_requests", set())
     for alias, database in connections.settings.items():
         if database["ATOMIC_REQUESTS"] and alias not in exempt:
-            view = transaction.atomic(using=alias)(view)
+            # Durable: inside of a transaction the commit would come after the response is stored, so Django refuses it.
+            view = transaction.atomic(using=alias, durable=True)(view)
     return view
 
 

@@ -39,7 +39,8 @@ def record_key(caller: str, method: str, path: str, key: str) -> str:
     so different parts never make the same text.
 
     Args:
-        caller: what `caller=` returns, as text; "" with `single_tenant`; for a webhook the source of its event.
+        caller: what `caller=` returns, as text; "" with `single_tenant`. For a webhook
+            "<length>:<caller>:<provider>:<source of the event>", for example "0::stripe:stripe".
         method: in upper case.
         path: the whole decoded path.
         key: the value of the header without quotes, or the id of the event.

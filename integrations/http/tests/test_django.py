@@ -218,6 +218,21 @@ class override_atomic:  # noqa: N801 - a context manager
         connections.close_all()
 
 
+def test_a_method_inside_the_transaction_of_its_request_is_refused(configure: Any) -> None:
+    configure()
+
+    @idempotent
+    def pay(request: Any) -> HttpResponse:
+        return HttpResponse("paid")
+
+    # Given the transaction that Django began around the view, of which a decorated method is a part
+    with override_atomic():
+        with transaction.atomic(), pytest.raises(RuntimeError, match="durable"):
+            pay(post())
+        # Then nothing was stored
+        assert pay(post()).content == b"paid"
+
+
 def test_a_view_that_raises_rolls_back(configure: Any) -> None:
     configure()
 

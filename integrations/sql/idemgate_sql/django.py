@@ -42,6 +42,10 @@ class DjangoDatabase:
         connection: Any = connections[self._using]
         if connection.in_atomic_block:
             raise ConnectionInUse("atomic", "Call the function outside of it. In tests use TransactionTestCase")
+        if (
+            self.dialect == "postgresql" and not connection.settings_dict["AUTOCOMMIT"]
+        ):  # then `atomic` is a savepoint that nothing commits
+            raise InvalidArgument("AUTOCOMMIT", False, "Django never commits", "Leave AUTOCOMMIT out of DATABASES")
         is_open = connection.connection is not None
         connection.close_if_unusable_or_obsolete()  # as before a request: a worker may have idled for hours
         try:

@@ -247,6 +247,24 @@ def test_cursors_and_atomic_blocks_of_django_take_part(gate: Gate, django_shop: 
     assert shop.credits() == ["p1"]
 
 
+def test_a_database_without_autocommit_is_refused(
+    gate: Gate, django_shop: tuple[Django, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.db import connections
+
+    shop, inbox = django_shop
+    connection = connections[shop.url]
+    # Given the setting with which `atomic` is a savepoint inside a transaction that nothing commits
+    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str) -> None:
+        raise AssertionError("it must not run")
+
+    with pytest.raises(InvalidArgument, match=r"AUTOCOMMIT.*never commits"):
+        pay("a")
+
+
 def test_a_call_inside_an_atomic_block_is_refused(gate: Gate, django_shop: tuple[Django, Any]) -> None:
     from django.db import transaction
 
