@@ -255,6 +255,8 @@ def test_cloudevents_have_callers_and_sources(serve: Callable[..., Client]) -> N
         return bytes(client.post(None, "/", {"x-account": account, "ce-id": "1", "ce-source": source}).content)
 
     assert [post("a", "/s"), post("b", "/s"), post("a", "/t"), post("a", "/s")] == [b"1", b"2", b"3", b"1"]
+    # And the name of a caller does not run into the source, which the sender chooses
+    assert [post("a", "b:cloudevents:c"), post("a:cloudevents:b", "c")] == [b"4", b"5"]
 
 
 def test_a_middleware_may_apply_to_some_paths(serve: Callable[..., Client]) -> None:

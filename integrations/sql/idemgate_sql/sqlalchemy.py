@@ -117,7 +117,7 @@ class Inbox(BaseInbox[Connection]):
         """
         connection = self.connection()
         if (session := self._sessions.get(connection)) is None:
-            session = self._sessions[connection] = Session(connection, join_transaction_mode="rollback_only")
+            session = self._sessions[connection] = _RunSession(connection, join_transaction_mode="rollback_only")
             event.listen(session, "before_commit", _refuse_commit_of_session)
         return session
 
@@ -164,7 +164,7 @@ class AsyncInbox(BaseAioInbox[AsyncConnection]):
         """Return the ORM session of the run; see `Inbox.session`."""
         connection = self.connection()
         if (session := self._sessions.get(connection)) is None:
-            session = self._sessions[connection] = AsyncSession(connection, join_transaction_mode="rollback_only")
+            session = self._sessions[connection] = _AsyncRunSession(connection, join_transaction_mode="rollback_only")
             event.listen(session.sync_session, "before_commit", _refuse_commit_of_session)
         return session
 
@@ -209,6 +209,22 @@ def _check_open(connection: Connection | AsyncConnection, error: Exception | Non
 
 def _refuse(_: object) -> None:
     raise _Ended
+
+
+class _RunSession(Session):
+    """The session of a run. A `with` block flushes it and leaves it open: closing it would discard the objects."""
+
+    def __exit__(self, type_: object, value: object, traceback: object) -> None:
+        if type_ is None:
+            self.flush()
+
+
+class _AsyncRunSession(AsyncSession):
+    """As `_RunSession`."""
+
+    async def __aexit__(self, type_: object, value: object, traceback: object) -> None:
+        if type_ is None:
+            await self.flush()
 
 
 def _refuse_commit_of_session(session: Session) -> None:

@@ -69,6 +69,33 @@ async def test_an_async_session_is_committed_with_the_row(gate: Gate, postgres_u
     assert shop.credits() == ["p1", "p2"]
 
 
+async def test_a_session_in_a_with_block_is_committed_too(gate: Gate, shop: SQLAlchemy) -> None:
+    inbox = await shop.create()
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str) -> str:
+        with inbox.session() as session:
+            session.add(Effect(key=key))
+        return key
+
+    assert [pay("p1"), pay("p1")] == ["p1", "p1"]
+    assert shop.credits() == ["p1"]
+
+
+async def test_an_async_session_in_a_with_block_is_committed_too(gate: Gate, postgres_url: str) -> None:
+    shop = AsyncSQLAlchemy(postgres_url)
+    inbox = await shop.create()
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    async def pay(key: str) -> str:
+        async with inbox.session() as session:
+            session.add(Effect(key=key))
+        return key
+
+    assert [await pay("p1"), await pay("p1")] == ["p1", "p1"]
+    assert shop.credits() == ["p1"]
+
+
 @pytest.mark.parametrize("what", ["session", "connection"])
 async def test_a_commit_is_refused(gate: Gate, shop: SQLAlchemy, what: str) -> None:
     inbox = await shop.create()
