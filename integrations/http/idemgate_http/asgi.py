@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, Unpack
 
 from idemgate import Gate, Verdict
-from idemgate_http.core import MARK, PASSED, Admission, HttpGuard, RequiredKeyMissing
+from idemgate_http.core import MARK, MISSING, PASSED, Admission, HttpGuard, RequiredKeyMissing
 from idemgate_http.exchange import App, Exchange, Message, Receive, Scope, Send, read_headers, send_response
 from idemgate_http.options import AsgiOptions
 from idemgate_http.outliving import Outliving
@@ -79,9 +79,18 @@ class IdempotencyKey:
         """Call the app unguarded. A dependency of it may need the header all the same."""
         # Not in a copy: outer middleware reads the route that a router adds. The mark of an outer guard stays.
         scope.setdefault(MARK, PASSED)
+
+        async def send_unless_missing(message: Message) -> None:
+            """Drop the 500 with which a mounted app answers the exception before it raises it again."""
+            if scope[MARK] != MISSING:
+                await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_unless_missing)
         except RequiredKeyMissing:
+            scope[MARK] = MISSING
+        if scope[MARK] == MISSING:
+            scope[MARK] = PASSED  # an outer middleware lets the answer through
             await send_response(send, self._core.refuse("key-missing"))
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send, body: bytes, admission: Admission) -> None:

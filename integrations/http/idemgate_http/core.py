@@ -14,17 +14,19 @@ from idemgate_http.keys import parse_key, record_key
 from idemgate_http.options import HttpOptions, Options, check_options
 from idemgate_http.problems import build_problem
 from idemgate_http.request import Request
-from idemgate_http.response import HEADER_BYTES, Response, may_keep, pack, pack_not_kept, unpack
+from idemgate_http.response import HEADER_BYTES, Response, has_wrong_length, may_keep, pack, pack_not_kept, unpack
 from idemgate_http.webhooks.event import BadSignature
 
-__all__ = ["GUARDED", "MARK", "PASSED", "Admission", "HttpGuard", "Released", "RequiredKeyMissing", "Selected",
-           "is_verified"]  # fmt: skip
+__all__ = ["GUARDED", "MARK", "MISSING", "PASSED", "Admission", "HttpGuard", "Released", "RequiredKeyMissing",
+           "Selected", "is_verified"]  # fmt: skip
 
 log = logging.getLogger("idemgate.http")
 HEADER: Final = "idempotency-key"
 MARK: Final = "idemgate_http"
 """The entry of an ASGI scope or a WSGI environ that says that a middleware has seen the request."""
 PASSED: Final = "passed"
+MISSING: Final = "missing"
+"""The mark of a request that was passed on without the header, and needs it."""
 GUARDED: Final = "guarded"
 """A guard inside of another one passes its requests on. With the same scope of keys it would find each in progress.
 The mark of a guard with a source has the name of the source behind it."""
@@ -160,8 +162,16 @@ class HttpGuard:
         return status in self.options.statuses
 
     def pack(self, request: Request, response: Response) -> list[Any]:
-        """Return what the record of a complete response stores. Raise Released if its status is not kept."""
+        """Return what the record of a response stores.
+
+        Raises:
+            Released: its status is not kept, or the app broke off: the body is not as long as its Content-Length.
+        """
         if not self.is_kept(response.status):
+            raise Released
+        if has_wrong_length(response):
+            log.warning("http.wrong_length method=%s path=%s", request.method, request.path,
+                        extra={"method": request.method, "path": request.path})  # fmt: skip
             raise Released
         allowed = self.options.headers
         if self.options.redact is not None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Header
 from starlette.requests import Request
 
-from idemgate_http.core import HEADER, MARK, PASSED, RequiredKeyMissing
+from idemgate_http.core import HEADER, MARK, MISSING, PASSED, RequiredKeyMissing
 from idemgate_http.keys import MOST_CHARACTERS
 from idemgate_http.problems import BASE, PROBLEMS
 
@@ -26,6 +26,7 @@ def _check_middleware(request: Request) -> None:
     """
     passed = request.scope.get(MARK)
     if passed == PASSED and HEADER not in request.headers:
+        request.scope[MARK] = MISSING
         raise RequiredKeyMissing
     if passed is None or passed == PASSED:
         raise RuntimeError(

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
-__all__ = ["HEADER_BYTES", "NEVER_KEPT", "REPLAYABLE", "Response", "Stored", "pack", "pack_not_kept", "unpack"]
+__all__ = ["HEADER_BYTES", "NEVER_KEPT", "REPLAYABLE", "Response", "Stored", "has_wrong_length", "may_keep",
+           "pack", "pack_not_kept", "unpack"]  # fmt: skip
 
 REPLAYABLE = frozenset({
     "content-type", "content-language", "content-encoding", "content-disposition", "location", "link", "etag",
@@ -39,6 +40,14 @@ class Stored:
     status: int
     response: Response | None
     why: str = ""
+
+
+def has_wrong_length(response: Response) -> bool:
+    """Return True if the body has more or fewer bytes than the Content-Length says."""
+    if response.status in (204, 304):  # the length of a 304 is that of the 200
+        return False
+    lengths = {value.strip() for name, value in response.headers if name.lower() == "content-length"}
+    return any(length.isdecimal() and int(length) != len(response.body) for length in lengths)
 
 
 def pack(response: Response, allowed: frozenset[str]) -> list[Any]:

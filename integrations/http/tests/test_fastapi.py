@@ -111,6 +111,26 @@ def test_a_router_may_require_the_header(mount: Callable[..., Any], gate: Gate) 
     assert mount("uvicorn", strip(app)).post(None, "/a").status_code == 400
 
 
+@pytest.mark.parametrize("guards", [1, 2])
+def test_a_route_of_a_mounted_app_may_require_the_header(mount: Callable[..., Any], gate: Gate, guards: int) -> None:
+    # Given an app inside of an app, which answers 500 to each exception itself
+    inner, outer = FastAPI(), FastAPI()
+    outer.mount("/v1", inner)
+    for app in (outer, inner)[:guards]:
+        app.add_middleware(IdempotencyKey, gate=gate, single_tenant=True)
+
+    @inner.post("/payments", dependencies=[Depends(require_key)])
+    async def pay() -> str:
+        return "paid"
+
+    client = mount("uvicorn", strip(outer))
+    # When a request has no header, it gets the problem
+    missing = client.post(None, "/v1/payments")
+    assert (missing.status_code, missing.json()["type"]) == (400, "urn:idemgate:problem:key-missing")
+    assert gate.counters["http.key_missing"] == 1
+    assert client.post("k", "/v1/payments").json() == "paid"
+
+
 async def test_a_route_that_no_middleware_guards_fails(gate: Gate) -> None:
     transport = httpx.ASGITransport(build(gate, []))
     async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable
@@ -236,6 +237,24 @@ def test_an_exception_releases_the_key(serve: Serve) -> None:
     assert client.post().status_code == 500
     assert client.post().content == b"ok"
     assert len(effects.calls) == 2
+
+
+@pytest.mark.parametrize("body", [b"short", b"longer than it says"])
+def test_a_response_of_another_length_than_announced_releases_the_key(serve: Serve, body: bytes) -> None:
+    # Given an app that breaks off in its first body
+    def break_off_first(call: Call, number: int) -> Answer:
+        return Answer(body, 201, [("Content-Length", "10")], length=False) if number == 1 else Answer(b"whole")
+
+    effects = Effects(break_off_first)
+    client = serve(effects)
+    with contextlib.suppress(httpx.TransportError):  # some servers close the connection
+        client.post()
+    # When the client tries again
+    answers = [client.post() for _ in range(2)]
+    # Then it gets a whole response
+    assert [answer.content for answer in answers] == [b"whole"] * 2
+    assert len(effects.calls) == 2
+    assert client.gate.counters["http.released"] == 1
 
 
 def test_only_listed_headers_are_replayed(serve: Serve) -> None:

@@ -138,7 +138,7 @@ def test_nobody_signs_by_chance(text: str) -> None:
             provider.verify(provider.secret, headers)
 
 
-@pytest.mark.parametrize("secret", ["", [], [""], [b"x"], ["ok", ""]])
+@pytest.mark.parametrize("secret", ["", [], [""], [b"x"], ["ok", ""], None, b"x"])
 def test_no_secret_is_refused_and_none_is_shown(provider: Provider, secret: Any) -> None:
     with pytest.raises(InvalidArgument) as refused:
         provider.make(secret)
@@ -167,8 +167,9 @@ def test_a_signed_body_without_an_id_is_refused(body: str) -> None:
             provider.verify(provider.secret, provider.headers(provider.secret, body), body)
 
 
-def test_the_handshake_of_slack_has_no_id() -> None:
-    body = json.dumps({"type": "url_verification", "challenge": "c"})
+@pytest.mark.parametrize("kind", ["url_verification", "app_rate_limited"])
+def test_messages_of_slack_without_an_id(kind: str) -> None:
+    body = json.dumps({"type": kind, "challenge": "c"})
     assert Slack("s").verify(slack("s", body, AT), body.encode(), AT) == Event(None, "slack")
 
 
@@ -185,6 +186,9 @@ def test_two_times_of_stripe_are_refused() -> None:
         ({"ce-id": "a%20b", "ce-source": "/caf%c3%a9"}, b"", Event("a b", "/café")),
         ({"ce-id": "a%0Ab", "ce-source": "/s"}, b"", None),
         ({"ce-id": "a%20b", "ce-source": "/s"}, b"", Event("a b", "/s")),
+        ({"ce-id": "%FF", "ce-source": "/s"}, b"", None),
+        ({"ce-id": "50%", "ce-source": "/s"}, b"", None),
+        ({"ce-id": "50%25", "ce-source": "/s"}, b"", Event("50%", "/s")),
         ({"content-type": "application/cloudevents+json; charset=utf-8"}, b'{"id":"1","source":"/"}', Event("1", "/")),
         ({"content-type": "application/cloudevents+json"}, '{"id":"é","source":"/"}'.encode(), Event("é", "/")),
         ({"content-type": "application/cloudevents+json"}, b'{"id":"\\ud800","source":"/"}', None),

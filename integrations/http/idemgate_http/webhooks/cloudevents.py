@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import unquote
 
 from idemgate_http.webhooks.event import (
@@ -17,6 +18,8 @@ from idemgate_http.webhooks.event import (
 )
 
 __all__ = ["CloudEvents"]
+
+_BARE_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
 class CloudEvents(Source):
@@ -44,5 +47,13 @@ class CloudEvents(Source):
 
 
 def _unquote(value: str, name: str) -> str:
-    """Return an attribute of a header. The binding percent-encodes what is no printable ASCII."""
-    return check_id(unquote(value) if value.isascii() else "", name, ascii_only=False)
+    """Return an attribute of a header. The binding percent-encodes a "%", and what is no printable ASCII, as UTF-8.
+
+    An invalid encoding is refused. Decoded all the same, two ids would become one.
+    """
+    valid = value.isascii() and not _BARE_PERCENT.search(value)
+    try:
+        text = unquote(value, errors="strict") if valid else ""
+    except UnicodeDecodeError:
+        text = ""
+    return check_id(text, name, ascii_only=False)

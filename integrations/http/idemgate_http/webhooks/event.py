@@ -33,7 +33,8 @@ class Event(NamedTuple):
     """A verified event.
 
     Attributes:
-        id: its id, which is the same at each attempt. It is the key for a guard. None for a handshake that has none.
+        id: its id, which is the same at each attempt. It is the key for a guard. None for a message without an
+            id, such as a handshake.
         source: who sent it: the provider's name, or the `source` of a CloudEvent.
     """
 
@@ -99,13 +100,15 @@ class SignedSource(Source):
         self._tolerance = milliseconds(tolerance, "tolerance", zero=True) / 1000
 
 
-def check_secrets(given: Secrets) -> list[str]:
+def check_secrets(
+    given: Secrets, fix: str = "Pass the secret of the endpoint, or several during a rotation"
+) -> list[str]:
     """Return the secrets. Raise InvalidArgument, which shows none of them."""
+    if not isinstance(given, Iterable) or not given:
+        raise InvalidArgument("secret", given, "no secret", fix)
     found = [given] if isinstance(given, str) else list(given)
-    if not found:
-        raise InvalidArgument("secret", found, "there is none", "Pass one, or several during a rotation")
     if not all(isinstance(one, str) and one for one in found):
-        raise InvalidArgument("secret", HIDDEN, "is empty or no text", "Pass the secret of the endpoint")
+        raise InvalidArgument("secret", HIDDEN, "empty, or no text", fix)
     return found
 
 

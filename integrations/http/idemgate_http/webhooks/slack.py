@@ -20,13 +20,14 @@ from idemgate_http.webhooks.event import (
 __all__ = ["Slack"]
 
 _PREFIX = "v0="
+_WITHOUT_ID = ("url_verification", "app_rate_limited")
 
 
 class Slack(SignedSource):
     """The Events API of Slack. The secret is the signing secret of the app.
 
-    The handshake `url_verification` has no id: its event has the id None. Slash commands and interactive payloads are
-    no events and are refused.
+    `url_verification` and `app_rate_limited` have no id: their event has the id None. Slash commands and interactive
+    payloads are no events and are refused.
     """
 
     name = "slack"
@@ -41,6 +42,6 @@ class Slack(SignedSource):
         given = read_hex(signature.removeprefix(_PREFIX))
         check_signature(self._secrets, b"v0:" + sent_at.encode() + b":" + body, [given])
         event = parse_object(body)
-        if event.get("type") == "url_verification":
+        if event.get("type") in _WITHOUT_ID:
             return Event(None, self.name)
         return Event(check_id(event.get("event_id"), "event_id"), self.name)

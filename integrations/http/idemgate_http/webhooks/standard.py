@@ -17,6 +17,7 @@ from idemgate_http.webhooks.event import (
     Secrets,
     Source,
     check_body,
+    check_secrets,
     check_signature,
     check_time,
     need,
@@ -27,6 +28,7 @@ __all__ = ["StandardWebhooks", "new_secret", "secret_bytes", "sign"]
 
 PREFIX = "whsec_"
 _HIDDEN = "whsec_..."
+_FIX = 'Pass "whsec_" and the base64 of 24 to 64 random bytes; new_secret() makes one'
 
 
 class StandardWebhooks(Source):
@@ -65,25 +67,19 @@ def new_secret() -> str:
 
 def secret_bytes(given: Secrets) -> list[bytes]:
     """Return the bytes of one or several secrets. Raise InvalidArgument, which shows none of them."""
-    found = [given] if isinstance(given, str) else list(given)
-    if not found:
-        raise InvalidArgument(
-            "secret", found, "there is none", "Pass one, or several during a rotation; new_secret() makes one"
-        )
-    return [_decode_secret(one) for one in found]
+    return [_decode_secret(one) for one in check_secrets(given, _FIX)]
 
 
-def _decode_secret(secret: object) -> bytes:
-    fix = 'Pass "whsec_" and the base64 of 24 to 64 random bytes; new_secret() makes one'
-    if not isinstance(secret, str) or not secret.startswith(PREFIX):
-        raise InvalidArgument("secret", _HIDDEN, 'does not begin with "whsec_"', fix)
+def _decode_secret(secret: str) -> bytes:
+    if not secret.startswith(PREFIX):
+        raise InvalidArgument("secret", _HIDDEN, 'does not begin with "whsec_"', _FIX)
     text = secret.removeprefix(PREFIX).rstrip("=")
     try:
         key = b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (Error, ValueError):
-        raise InvalidArgument("secret", _HIDDEN, "is not base64", fix) from None
+        raise InvalidArgument("secret", _HIDDEN, "is not base64", _FIX) from None
     if not 24 <= len(key) <= 64:
-        raise InvalidArgument("secret", _HIDDEN, f"is {len(key)} bytes long", fix)
+        raise InvalidArgument("secret", _HIDDEN, f"is {len(key)} bytes long", _FIX)
     return key
 
 
