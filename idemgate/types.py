@@ -5,6 +5,7 @@ from __future__ import annotations
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.key_template import KeyCallable
+from idemgate.core.keys import row_name
 from idemgate.core.scopes import scope_of
 from idemgate.core.validation import check_function
 from idemgate.core.verdict import Action, Outcome, Verdict
@@ -72,5 +73,6 @@ __all__ = [
     "check_function",
     "milliseconds",
     "once_function",
+    "row_name",
     "scope_of",
 ]

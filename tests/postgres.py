@@ -90,11 +90,11 @@ class Postgres:
     def _url(self, database: str) -> str:
         return f"postgresql:///{database}?host={self._home}&user=postgres"
 
-    def create_database(self) -> str:
-        """Create an empty database. Return its URL."""
+    def create_database(self, options: str = "") -> str:
+        """Create an empty database, with options of CREATE DATABASE. Return its URL."""
         name = f"t{next(self._names)}"
         with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+            connection.execute(f"CREATE DATABASE {name} {options}".encode())
         return self._url(name)
 
     @contextmanager

@@ -229,7 +229,10 @@ def record(namespace: str, scope: str, key: Key) -> bytes:
 
 
 def row_name(namespace: str, scope: str, key: Key) -> tuple[str, str]:
-    """Return the scope and the key under which a sink stores an idempotency key. They are parts of `record`."""
+    """Return the scope and the key under which a sink stores an idempotency key, as in its `SinkEntry`.
+
+    They are parts of `record`. Raises InvalidArgument for a scope or a key that a guard would refuse.
+    """
     return f"{namespace}:{_escape_scope(scope).decode()}", _escape(raw(key)).decode()
 
 

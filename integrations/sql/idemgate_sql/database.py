@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from idemgate_sql.watch import Watch
 
-__all__ = ["AioDatabase", "Database", "Dialect", "Params", "Placeholders", "Rows"]
+__all__ = ["AioDatabase", "Database", "Dialect", "Params", "Placeholders", "Rows", "read_text"]
 
 C = TypeVar("C")
 Dialect = Literal["postgresql", "sqlite"]
@@ -68,3 +68,8 @@ class AioDatabase(Protocol[C]):
     def watch(self, channel: str) -> AbstractAsyncContextManager[Watch]:
         """Return the watch of a relay; see `Database.watch`."""
         ...
+
+
+def read_text(value: str | bytes) -> str:
+    """Return a text of a row. psycopg returns bytes from a database whose encoding is SQL_ASCII. It writes UTF-8."""
+    return value.decode() if isinstance(value, bytes) else value

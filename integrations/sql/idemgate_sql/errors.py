@@ -37,7 +37,8 @@ class EndedByHandler(IdemgateError, RuntimeError):
         self._text = (
             f"the handler of {key!r} (scope {scope!r}) ended its transaction, which idemgate commits after the "
             "handler returns. Leave out COMMIT and ROLLBACK. To undo the run, raise an exception of your own. "
-            "Use another connection for what must commit apart"
+            "Use another connection for what must commit apart, and a savepoint for an error of SQL that is caught: "
+            "a session of SQLAlchemy whose flush fails rolls back"
         )
         self.key = key
         self.scope = scope

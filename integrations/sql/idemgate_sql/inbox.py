@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, Unpack
 
 from idemgate import Gate, Trigger
 from idemgate.errors import NoCurrentExecution
-from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
+from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds, row_name
 from idemgate_sql.database import AioDatabase, Database, Dialect, Placeholders
 from idemgate_sql.errors import EndedByHandler, RowLocked
 from idemgate_sql.failures import ends_transaction, is_lock_timeout, is_missing_table
@@ -152,6 +152,26 @@ class BaseInbox(_Rows[C]):
             for statement in split_ddl(self.database.dialect, self.table):
                 self.database.execute(connection, statement, {})
 
+    def delete_row(self, gate: Gate, key: Key, *, scope: str) -> bool:
+        """Delete the row of a key, in one transaction. Call `gate.forget` after it: then the key may run again.
+
+        It waits while a run holds the row.
+
+        Args:
+            gate: the gate that guards the function. Its namespace is part of the name of the row.
+            key: the key, as `gate.forget` takes it.
+            scope: the scope of the guard.
+
+        Returns:
+            False if there was no row.
+
+        Raises:
+            InvalidArgument: no guard would accept the key or the scope.
+        """
+        params = name_params(*row_name(gate.namespace, scope, key))
+        with self.database.transaction() as connection:
+            return bool(self.database.execute(connection, self.statements.delete, params))
+
     def purge(self, batch: int = 1000) -> int:
         """Delete rows whose retention has ended, at most `batch`, in one transaction.
 
@@ -204,7 +224,9 @@ class BaseInbox(_Rows[C]):
             rows = self.database.execute(connection, self.statements.insert, params)
             if rows and rows[0][0]:
                 return str(rows[0][1])
-            stored = read_result(self.database.execute(connection, self.statements.find, name_params(entry)))
+            stored = read_result(
+                self.database.execute(connection, self.statements.find, name_params(entry.scope, entry.key))
+            )
             if stored is not None:
                 return stored  # else the row was deleted in between
         raise self.build_locked(entry)
@@ -246,6 +268,12 @@ class BaseAioInbox(_Rows[C]):
         async with self.database.transaction() as connection:
             for statement in split_ddl(self.database.dialect, self.table):
                 await self.database.execute(connection, statement, {})
+
+    async def delete_row(self, gate: Gate, key: Key, *, scope: str) -> bool:
+        """Delete the row of a key; see `BaseInbox.delete_row`."""
+        params = name_params(*row_name(gate.namespace, scope, key))
+        async with self.database.transaction() as connection:
+            return bool(await self.database.execute(connection, self.statements.delete, params))
 
     async def purge(self, batch: int = 1000) -> int:
         """Delete rows whose retention has ended; see `BaseInbox.purge`."""
@@ -289,7 +317,9 @@ class BaseAioInbox(_Rows[C]):
             rows = await self.database.execute(connection, self.statements.insert, params)
             if rows and rows[0][0]:
                 return str(rows[0][1])
-            stored = read_result(await self.database.execute(connection, self.statements.find, name_params(entry)))
+            stored = read_result(
+                await self.database.execute(connection, self.statements.find, name_params(entry.scope, entry.key))
+            )
             if stored is not None:
                 return stored  # else the row was deleted in between
         raise self.build_locked(entry)

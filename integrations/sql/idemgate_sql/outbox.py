@@ -13,7 +13,7 @@ from idemgate import InvalidArgument, Topic, Trigger
 from idemgate.types import AioTopic, Duration
 from idemgate_sql.database import AioDatabase, Database, Params, Rows
 from idemgate_sql.failures import is_missing_table
-from idemgate_sql.outbox_statements import Backlog, OutboxStatements, RefusedRow, read_backlog
+from idemgate_sql.outbox_statements import Backlog, OutboxStatements, RefusedRow, read_backlog, read_refused
 from idemgate_sql.statements import check_rows
 from idemgate_sql.watch import Wakeups
 
@@ -106,7 +106,7 @@ class Outbox(Generic[C]):
 
     def list_refused(self, n: int = 50) -> list[RefusedRow]:
         """Return the oldest rows that their topics refused, at most `n`."""
-        return [RefusedRow(*row) for row in self.run(self.statements.refused, {"batch": check_rows(n, "n")})]
+        return read_refused(self.run(self.statements.refused, {"batch": check_rows(n, "n")}))
 
     def redrive_refused(self, n: int = 1000) -> int:
         """Send the oldest refused rows again, at most `n`. Return their number."""
@@ -145,7 +145,7 @@ class AioOutbox(Generic[C]):
 
     async def list_refused(self, n: int = 50) -> list[RefusedRow]:
         """Return the oldest rows that their topics refused, at most `n`."""
-        return [RefusedRow(*row) for row in await self.run(self.statements.refused, {"batch": check_rows(n, "n")})]
+        return read_refused(await self.run(self.statements.refused, {"batch": check_rows(n, "n")}))
 
     async def redrive_refused(self, n: int = 1000) -> int:
         """Send the oldest refused rows again, at most `n`. Return their number."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from idemgate_sql.database import Dialect, Params, Placeholders, Rows
+from idemgate_sql.database import Dialect, Params, Placeholders, Rows, read_text
 from idemgate_sql.names import check_table, format_sql, shorten_channel
 
 __all__ = ["Backlog", "OutboxRow", "OutboxStatements", "RefusedRow"]
@@ -165,8 +165,16 @@ class OutboxStatements:
 def read_rows(rows: Rows) -> list[OutboxRow]:
     """Return the rows that `read` found."""
     return [
-        OutboxRow(int(number), event_id, topic, key, bytes(body), float(age))
+        OutboxRow(int(number), read_text(event_id), read_text(topic), read_text(key), bytes(body), float(age))
         for number, event_id, topic, key, body, age in rows
+    ]
+
+
+def read_refused(rows: Rows) -> list[RefusedRow]:
+    """Return the rows that `refused` found."""
+    return [
+        RefusedRow(int(number), read_text(topic), read_text(key), read_text(error), created_at)
+        for number, topic, key, error, created_at in rows
     ]
 
 

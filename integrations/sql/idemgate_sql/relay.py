@@ -13,7 +13,7 @@ from typing import Any
 from idemgate import Gate, InvalidArgument, Topic, Trigger
 from idemgate.errors import DecodeError, PolicyChanged, UnexpectedData
 from idemgate.types import Duration, milliseconds
-from idemgate_sql.database import Params, Rows
+from idemgate_sql.database import Params, Rows, read_text
 from idemgate_sql.outages import Lag, Outages
 from idemgate_sql.outbox_statements import OutboxRow, OutboxStatements, read_backlog, read_rows
 from idemgate_sql.watch import Wakeups, Watch, wait_for_stop
@@ -205,7 +205,7 @@ class Relay:
         """Log rows of topics that the gate of this relay does not have. Another program may send them."""
         names = [f"{self._gate.namespace}:{name}" for name in self._gate.topics]
         params = {"topics": self._statements.pack_names(names)}
-        found = {str(topic): int(n) for topic, n in await self._execute(self._statements.waiting, params)}
+        found = {read_text(topic): int(n) for topic, n in await self._execute(self._statements.waiting, params)}
         if found.keys() - self._unserved:
             log.warning("sql.relay_unserved rows=%r: declare these topics on the gate of a relay", found,
                         extra={"rows": found})  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -257,10 +257,27 @@ def _roll_back(connection: Connection) -> None:
         connection.invalidate()  # closed, so that the server rolls back
 
 
-def _refuse_ends(connection: Connection, dialect: Dialect) -> Any:
-    """Refuse COMMIT and ROLLBACK as text inside the block, where SQLite would execute them unnoticed."""
-    driver = connection.connection.driver_connection
-    return refuse_ends(driver) if dialect == "sqlite" and hasattr(driver, "set_authorizer") else nullcontext()  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+@contextmanager
+def _refuse_ends(connection: Connection, dialect: Dialect) -> Generator[None]:
+    """Refuse COMMIT and ROLLBACK as text inside the block, where SQLite would execute them unnoticed.
+
+    A rollback by SQLAlchemy is let through, as by other databases: it notices. A session rolls back after a failed
+    flush, and the error of the flush would be lost.
+    """
+    driver: Any = connection.connection.driver_connection
+    if dialect != "sqlite" or not hasattr(driver, "set_authorizer"):
+        yield
+        return
+
+    def allow_rollback(_: object) -> None:
+        driver.set_authorizer(None)
+
+    event.listen(connection, "rollback", allow_rollback)
+    try:
+        with refuse_ends(driver):
+            yield
+    finally:
+        event.remove(connection, "rollback", allow_rollback)
 
 
 def _take_write_lock(connection: Connection, lock_timeout_ms: int) -> None:

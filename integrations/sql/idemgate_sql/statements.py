@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 from idemgate import InvalidArgument
 from idemgate.types import SinkEntry, StoredResult
-from idemgate_sql.database import Dialect, Params, Placeholders, Rows
+from idemgate_sql.database import Dialect, Params, Placeholders, Rows, read_text
 from idemgate_sql.names import check_table, format_sql
 
 __all__ = ["InboxStatements", "check_rows", "entry_params", "name_params", "read_result", "result_params"]
@@ -27,7 +28,7 @@ WITH setting AS MATERIALIZED (
     FROM setting
     ON CONFLICT (scope, key) DO NOTHING RETURNING 1
 ), counted AS MATERIALIZED (SELECT count(*) AS n FROM inserted)
-SELECT n, CAST(txid_current() AS text), set_config('lock_timeout', before, true) FROM counted, setting
+SELECT n, txid_current(), set_config('lock_timeout', before, true) FROM counted, setting
 """
 # One round trip: the INSERT reads the first query, so it waits with the time-out. The last line resets it.
 
@@ -43,6 +44,8 @@ _FIND = "SELECT kind, result, fingerprint FROM {table}_inbox WHERE scope = :scop
 _STORE = "UPDATE {table}_inbox SET kind = :kind, result = :result WHERE scope = :scope AND key = :key"
 # The transaction is still the one that inserted the row.
 _SAME_TRANSACTION = " AND CAST(txid_current() AS text) = CAST(:transaction AS text)"
+
+_DELETE = "DELETE FROM {table}_inbox WHERE scope = :scope AND key = :key RETURNING 1"
 
 _PURGE = """
 DELETE FROM {table}_inbox WHERE (scope, key) IN (
@@ -60,6 +63,7 @@ class InboxStatements:
     insert: str
     find: str
     store: str
+    delete: str
     purge: str
 
     @classmethod
@@ -70,7 +74,7 @@ class InboxStatements:
         insert = _INSERT_POSTGRESQL if is_postgresql else _INSERT_SQLITE
         store = _STORE + (_SAME_TRANSACTION if is_postgresql else "") + " RETURNING 1"
         purge = _PURGE_POSTGRESQL if is_postgresql else _PURGE_SQLITE
-        return cls(*(format_sql(sql, placeholders, table) for sql in (insert, _FIND, store, purge)))
+        return cls(*(format_sql(sql, placeholders, table) for sql in (insert, _FIND, store, _DELETE, purge)))
 
 
 def check_rows(number: int, name: str) -> int:
@@ -93,14 +97,14 @@ def entry_params(entry: SinkEntry, lock_timeout_ms: int) -> Params:
     }
 
 
-def name_params(entry: SinkEntry) -> Params:
+def name_params(scope: str, key: str) -> Params:
     """Return the parameters that name the row."""
-    return {"scope": entry.scope, "key": entry.key}
+    return {"scope": scope, "key": key}
 
 
 def result_params(entry: SinkEntry, result: StoredResult, transaction: str) -> Params:
     """Return the parameters of the update. `transaction` is what the insertion returned."""
-    named = {**name_params(entry), "kind": result.kind, "result": result.data}
+    named = {**name_params(entry.scope, entry.key), "kind": result.kind, "result": result.data}
     return {**named, "transaction": transaction} if transaction else named
 
 
@@ -109,4 +113,4 @@ def read_result(rows: Rows) -> StoredResult | None:
     if not rows:
         return None
     kind, result, fingerprint = rows[0]
-    return StoredResult(kind, bytes(result), bytes(fingerprint))
+    return StoredResult(cast(Any, read_text(kind)), bytes(result), bytes(fingerprint))

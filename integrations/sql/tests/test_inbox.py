@@ -349,6 +349,29 @@ async def test_an_expired_row_answers_until_it_is_purged(gate: Gate, flavour: Fl
         await purge(0)
 
 
+async def test_a_key_whose_row_and_record_are_deleted_runs_again(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    async def delete(key: Any) -> Any:
+        deleted = inbox.delete_row(gate, key, scope="pay")
+        return await deleted if flavour.awaiting else deleted
+
+    pay = flavour.decorate(gate, inbox, credit)
+    # Given keys that are escaped or hashed in the row
+    for key in ("a:b {c} é", "x" * 500):
+        await pay(key)
+        await pay(key + "2")
+        # When the row of one is deleted
+        assert [await delete(key), await delete(key)] == [True, False]
+        # Then Redis still answers, until its record is deleted, too
+        await pay(key)
+        assert flavour.credits().count(key) == 1
+        gate.forget(key, scope="pay")
+        await pay(key)
+        assert flavour.credits().count(key) == 2
+        assert flavour.credits().count(key + "2") == 1
+    with pytest.raises(InvalidArgument, match="key"):
+        await delete("")
+
+
 async def test_rows_expire_after_the_retention(gate: Gate, flavour: Flavour, inbox: Any) -> None:
     for retention in ("1h", "36500d"):
         await flavour.decorate(gate, inbox, credit, retention=retention)(retention)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from idemgate_sql import sqlalchemy as inboxes
 from idemgate_sql.errors import ConnectionInUse, EndedByHandler, RowLocked
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from idemgate import Gate, InvalidArgument
 from idemgate.errors import NoCurrentExecution
-from integrations.sql.tests.flavours import AsyncSQLAlchemy, Django, SQLAlchemy, find_engine
+from integrations.sql.tests.flavours import (
+    AsyncSQLAlchemy,
+    Django,
+    SQLAlchemy,
+    SQLAlchemyOnSqlite,
+    find_engine,
+    find_url,
+)
 
 
 class Base(DeclarativeBase):
@@ -155,18 +165,52 @@ async def test_a_commit_inside_a_savepoint_is_refused(gate: Gate, shop: SQLAlche
     assert (shop.credits(), shop.rows()) == ([], [])
 
 
-async def test_a_failed_flush_rolls_back(gate: Gate, shop: SQLAlchemy) -> None:
-    inbox = await shop.create()
-    shop.look("ALTER TABLE effects ADD PRIMARY KEY (key)")
+@pytest.fixture(params=[SQLAlchemy, SQLAlchemyOnSqlite])
+def any_shop(request: pytest.FixtureRequest, tmp_path: Path) -> SQLAlchemy:
+    kind: type[SQLAlchemy] = request.param
+    return kind(find_url(kind, tmp_path, lambda: request.getfixturevalue("postgres_url")))
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+async def test_a_failed_flush_rolls_back(gate: Gate, any_shop: SQLAlchemy, flushes: bool) -> None:
+    inbox = await any_shop.create()
+    any_shop.look("CREATE UNIQUE INDEX one ON effects (key)")
 
     @gate.once(key="{number}", scope="pay", sink=inbox)
     def pay(number: int) -> None:
         inbox.session().add(Effect(key="same"))
+        if flushes:
+            inbox.session().flush()
 
     pay(1)
-    with pytest.raises(shop.errors, match="duplicate key"):
+    with pytest.raises(IntegrityError, match=r"(?i)unique"):
         pay(2)
-    assert (shop.credits(), len(shop.rows())) == (["same"], 1)
+    assert (any_shop.credits(), len(any_shop.rows())) == (["same"], 1)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_failed_flush_that_is_caught_needs_a_savepoint(gate: Gate, any_shop: SQLAlchemy, nested: bool) -> None:
+    inbox = await any_shop.create()
+    any_shop.look("CREATE UNIQUE INDEX one ON effects (key)")
+
+    @gate.once(key="{number}", scope="pay", sink=inbox)
+    def pay(number: int) -> int:
+        session = inbox.session()
+        with suppress(IntegrityError), session.begin_nested() if nested else nullcontext():
+            session.add(Effect(key="same"))
+            session.flush()
+        session.add(Effect(key=str(number)))
+        return number
+
+    assert pay(1) == 1
+    if nested:
+        assert pay(2) == 2
+        assert any_shop.credits() == ["1", "2", "same"]
+        return
+    # Without one the session has rolled back, and the error says so
+    with pytest.raises(EndedByHandler, match="savepoint"):
+        pay(2)
+    assert (any_shop.credits(), len(any_shop.rows())) == (["1", "same"], 1)
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])

@@ -21,6 +21,9 @@ from idemgate.errors import InvalidArgument
 from idemgate.testing import Clock
 from integrations.sql.tests.flavours import AsyncPsycopg, Flavour, Handle, Psycopg, run_now
 from integrations.sql.tests.test_inbox import credit, forget
+from integrations.sql.tests.test_outbox import _await
+from integrations.sql.tests.test_relay import take_payloads, write_refused
+from tests.postgres import Postgres
 
 
 async def run_twice(gate: Gate, flavour: Flavour, inbox: Any) -> None:
@@ -88,6 +91,32 @@ async def test_an_async_function_that_opens_connections(gate: Gate, postgres_url
     flavour = AsyncPsycopg(postgres_url)
     inbox = psycopg.AsyncInbox(lambda: driver.AsyncConnection.connect(postgres_url, **options))
     await run_twice(gate, flavour, inbox)
+
+
+@pytest.mark.parametrize("kind", [Psycopg, AsyncPsycopg])
+async def test_a_database_whose_encoding_is_sql_ascii(
+    gate: Gate, url: str, clock: Clock, postgres: Postgres, kind: type[Flavour]
+) -> None:
+    # Given a database from which psycopg reads text as bytes
+    flavour = kind(postgres.create_database("ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"))
+    inbox = await flavour.create()
+
+    async def body(db: Handle, key: str) -> str:
+        await db.credit("p1")
+        return key
+
+    pay = flavour.decorate(gate, inbox, body)
+    # When a key that is no ASCII comes twice, and Redis loses its record
+    for _ in range(2):
+        assert await pay("é") == "é"
+        forget(gate, "é")
+    assert flavour.look("SELECT count(*) FROM effects") == [(1,)]
+    # And a relay reads a row, and one that its topic refuses
+    topic = await write_refused(gate, url, clock, inbox, ("é", 1), ("é", "x"))
+    assert await inbox.relay(gate).relay_once() == 2
+    assert await take_payloads(topic) == {"é": 1}
+    (refused,) = await _await(inbox.outbox.list_refused())
+    assert (refused.topic, refused.key) == (f"{gate.namespace}:t", "é")
 
 
 async def test_a_connection_in_a_transaction_is_refused(gate: Gate, postgres_url: str) -> None:
