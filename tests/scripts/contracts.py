@@ -46,7 +46,7 @@ FAMILIES = {
 ANSWERING = {
     "lib/schedule/admission", "lib/slot/early_reply", "lib/slot/settle_any", "lib/slot/settle_deliveries",
     "lib/slot/take_messages", "lib/trigger/accept_any", "lib/trigger/accept_plain", "lib/trigger/dedup",
-    "lib/trigger/merge_trigger", "lib/trigger/pending", "lib/trigger/read_stored",
+    "lib/trigger/merge_trigger", "lib/trigger/read_stored",
 }  # fmt: skip
 """Libraries that make a part of the reply of those that include them."""
 COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}

@@ -23,8 +23,8 @@ local K, p, now_ms = slot(KEYS), policy(ARGV[3]), math.floor(now(ARGV[1]) / 1000
 local given = (#ARGV - 6) / 2
 local DETAILED, TIMES, DETAILED_LIST = 0x95, 0xdc, 0xdd -- first bytes: of options, of arrays of times and options
 local stored
-local is_plain = string.byte(ARGV[5]) ~= DETAILED and not p.leading
-if given == 1 and ARGV[4] == "" and #ARGV[2] == 16 and is_plain then -- a longer id is that of a request which moved
+local untracked = not p.leading and (string.byte(ARGV[5]) ~= DETAILED or string.sub(ARGV[5], -2) == "\160\160") -- two empty texts
+if given == 1 and ARGV[4] == "" and #ARGV[2] == 16 and untracked then -- a longer id is that of a request which moved
   -- An error comes from a read or from the first write, so nothing was written: the steps below find the reason.
   local done, reply, message = pcall(accept_one, K, p, now_ms, ARGV)
   if done and reply then

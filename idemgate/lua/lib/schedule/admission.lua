@@ -49,6 +49,13 @@ local function order_by_acceptance(batch, first)
   end
 end
 
+-- Return the group of a message with an extension, or nil if it is corrupt. It decodes no more than that.
+local function group_of(packed)
+  local size = #packed >= HEADER_SIZE + 4 and struct.unpack(">I4", packed, HEADER_SIZE + 1)
+  local values = size and unpack_table(string.sub(packed, HEADER_SIZE + 5, HEADER_SIZE + 4 + size))
+  return values and type(values[5]) == "string" and values[5] or nil
+end
+
 -- Return the active keys of a group as the keys of a table, and their number. Return nil if they are corrupt.
 local function active_keys(K, group)
   local packed, found = redis.call("HGET", K.group_active, group), {}
@@ -93,11 +100,13 @@ local function new_admission(K, p, ranked, checked)
   end
 
   return function(batch, i)
-    local key, m, due = batch.keys[i], validate_message(batch.messages[i]), batch.dues[i]
+    local key, group, due = batch.keys[i], group_of(batch.messages[i]), batch.dues[i]
+    if group == "" then
+      return "", true
+    end
+    local m = group and validate_message(batch.messages[i])
     if not m then
       return nil, corrupt_entry(K.messages, key)
-    elseif m.group == "" then
-      return "", true
     elseif not batch.waiting then
       begin_groups(batch, i)
       return nil, nil, true

@@ -30,7 +30,9 @@ local function rank_due(K, p, now_ms)
   end
   local accepted = count_within_budget(K, p, next_keys, 4 * max_call_bytes, "messages")
   for i, packed in ipairs(accepted > 0 and redis.call("HMGET", K.messages, unpack(next_keys, 1, accepted)) or {}) do
-    local key, due, m = next_keys[i], tonumber(found[2 * i]), validate_message(packed)
+    local key, due = next_keys[i], tonumber(found[2 * i])
+    local flags, _, message_due = read_header(packed)
+    local m = flags and flags < 2 and { due = message_due, priority = "", group = "" } or validate_message(packed)
     if not m and i == 1 then
       return packed and corrupt_entry(K.messages, key) or missing_entry(K.scheduled, key)
     elseif not m then

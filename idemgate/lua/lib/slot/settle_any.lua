@@ -6,6 +6,7 @@
 --- @include "lib/schedule/schedule"
 --- @include "lib/slot/counters"
 --- @include "lib/slot/budget"
+--- @include "lib/slot/remove_acked"
 --- @include "lib/slot/store_result"
 -- Keep only the failed items in a message. `packed` is {failure, number of failed items, their accumulator}. An
 -- appended item is one trigger, so the triggers of the other items are done. The triggers behind union items or
@@ -69,10 +70,10 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
   return "ok"
 end
 
--- Read the entries of deliveries and the messages behind them. Return three tables by key: the entries as text or
--- parsed; the packed messages behind; their due times. On a problem return nil and the problem.
+-- Read the entries of deliveries and the messages behind them. Return two tables by key: the entries as text or parsed;
+-- the packed messages behind. On a problem return nil and the problem.
 local function read_deliveries(K, p, keys, tokens, others)
-  local live, behind, dues = {}, {}, {}
+  local live, behind = {}, {}
   for i, entry in ipairs(redis.call("HMGET", K.inflight, unpack(keys))) do
     local key = keys[i]
     if entry and (entry ~= tokens[i] or others[i]) then
@@ -90,31 +91,13 @@ local function read_deliveries(K, p, keys, tokens, others)
   end
   for i, packed in ipairs(redis.call("HMGET", K.next, unpack(keys))) do
     if packed then
-      local flags, _, due = read_header(packed)
-      if not flags then
+      if not read_header(packed) then
         return nil, corrupt_entry(K.next, keys[i])
       end
-      behind[keys[i]], dues[keys[i]] = packed, due
+      behind[keys[i]] = packed
     end
   end
-  return live, behind, dues
-end
-
--- Remove acked deliveries in one batch: most settled deliveries are acks. The messages behind them take their places.
-local function remove_acked(K, p, acked, behind, dues, grouped)
-  redis.call("ZREM", K.leases, unpack(acked))
-  redis.call("HDEL", K.inflight, unpack(acked))
-  redis.call("HDEL", K.messages, unpack(acked))
-  for _, key in ipairs(next(behind) and acked or {}) do
-    if behind[key] then
-      redis.call("HDEL", K.next, key)
-      redis.call("HSET", K.messages, key, behind[key])
-      redis.call("ZADD", K.scheduled, dues[key], key)
-    end
-  end
-  for _, one in ipairs(grouped) do
-    group_leave(K, one[1], one[2], p.group_limit)
-  end
+  return live, behind
 end
 
 -- Settle deliveries of any kind, as `settle_deliveries` does.
@@ -124,9 +107,9 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
     return nil, problem
   end
   local accepted = count_within_budget(K, p, keys, max_call_bytes, "next", next(others) and "messages")
-  local live, behind, dues = {}, {}, {}
+  local live, behind = {}, {}
   if accepted > 0 then
-    live, behind, dues = read_deliveries(K, p, { unpack(keys, 1, accepted) }, tokens, others)
+    live, behind = read_deliveries(K, p, { unpack(keys, 1, accepted) }, tokens, others)
     if not live then
       return nil, behind
     end
@@ -134,7 +117,7 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
   -- Run a command of later steps now: an ACL denial must end this before its first write.
   redis.call("HSTRLEN", K.meta, "")
 
-  local reply, acked, grouped, done, triggers, ends = {}, {}, {}, {}, 0, 0
+  local reply, acked, next_messages, grouped, done, triggers, ends = {}, {}, {}, {}, {}, 0, 0
   local function add_count(name, n)
     done[name] = (done[name] or 0) + n
   end
@@ -155,7 +138,7 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
       else
         reply[i] = "ok"
         ends, triggers = ends + 1, triggers + (d and d.count or 1)
-        acked[ends] = key
+        acked[ends], next_messages[key] = key, behind[key]
         if d and d.group ~= "" then
           grouped[#grouped + 1] = { d.group, key }
         end
@@ -163,7 +146,10 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
     end
   end
   if #acked > 0 then
-    remove_acked(K, p, acked, behind, dues, grouped)
+    remove_acked(K, acked, next_messages)
+    for _, one in ipairs(grouped) do
+      group_leave(K, one[1], one[2], p.group_limit)
+    end
     add_count("acked", #acked)
     add_count("acked_triggers", triggers)
   end

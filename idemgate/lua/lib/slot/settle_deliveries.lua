@@ -1,5 +1,7 @@
 --- @include "lib/now"
+--- @include "lib/slot/header"
 --- @include "lib/slot/counters"
+--- @include "lib/slot/remove_acked"
 -- Split the packed deliveries, key and token each, into the keys and the tokens as text. Most share a token.
 local function split_endings(endings)
   local keys, tokens, last, text = {}, {}, nil, nil
@@ -13,54 +15,53 @@ local function split_endings(endings)
   return keys, tokens
 end
 
--- Return true if a message may be behind one of the deliveries. Where messages may be large, a batch reads none of them
--- here: `settle_any` counts their bytes first.
-local function any_behind(K, keys)
+-- Return the packed messages behind the deliveries, by index. Return nil if they may be too many bytes for one call:
+-- `settle_any` counts these first.
+local function read_behind(K, keys)
   if redis.call("HLEN", K.next) == 0 then
-    return false
-  elseif #keys == 1 then
-    return redis.call("HEXISTS", K.next, keys[1]) == 1
-  elseif redis.call("HEXISTS", K.meta, "large") == 1 then
-    return true
+    return {}
+  elseif #keys > 1 and redis.call("HEXISTS", K.meta, "large") == 1 then
+    return nil
   end
-  for _, packed in ipairs(redis.call("HMGET", K.next, unpack(keys))) do
-    if packed then
-      return true
-    end
-  end
-  return false
+  return redis.call("HMGET", K.next, unpack(keys))
 end
 
--- Settle acks of deliveries that have no group and were not cancelled. No message is behind any of them. Return one word
--- per delivery. Return nil if a delivery needs `settle_any`: then nothing was written.
-local function settle_plain(K, keys, tokens)
+-- Settle acks of deliveries that have no group and were not cancelled. `next_messages` holds what `read_behind` returned.
+-- Return one word per delivery, and whether messages were scheduled. Return nil if a delivery needs `settle_any`: then
+-- nothing was written.
+local function settle_plain(K, keys, tokens, next_messages)
   local entries, acked, n, triggers, lost, reply, seen = redis.call("HMGET", K.inflight, unpack(keys)), {}, 0, 0, 0, {}, {}
+  local behind = {}
   redis.call("HLEN", K.messages) -- a key of another type must end this before the first write
   for i = 1, #keys do
-    local key, token, count = keys[i], entries[i], 1
+    local key, token, count, packed = keys[i], entries[i], 1, next_messages[i]
     if token and token ~= tokens[i] and not string.find(token, "^%d+$") then
       token, count = string.match(token, "^(%d+) %-?%d+ 0 (%d+) $") -- see parse_entry
       if not token then
         return nil
       end
     end
-    if token == tokens[i] and not seen[key] then
-      n, triggers = n + 1, triggers + count
-      acked[n], seen[key], reply[i] = key, true, "ok"
-    else
+    if token ~= tokens[i] or seen[key] then
       lost, reply[i] = lost + 1, "lost"
+    elseif packed and not read_header(packed) then
+      return nil
+    else
+      n, triggers, behind[key] = n + 1, triggers + count, packed or nil
+      acked[n], seen[key], reply[i] = key, true, "ok"
     end
   end
+  local schedules = next(behind) ~= nil
+  if schedules then
+    redis.call("ZCARD", K.scheduled)
+  end
   if n > 0 then
-    redis.call("ZREM", K.leases, unpack(acked))
-    redis.call("HDEL", K.inflight, unpack(acked))
-    redis.call("HDEL", K.messages, unpack(acked))
+    remove_acked(K, acked, behind)
   else
     redis.call("ZCARD", K.leases)
     redis.call("HDEL", K.meta, "") -- a server without memory refuses a script whose first write may allocate
   end
   add_counters(K, { acked = n, acked_triggers = triggers, lost = lost })
-  return reply
+  return reply, schedules
 end
 
 -- Settle deliveries. `endings` holds two values per delivery: key, fence. `others` maps the index of each delivery that
@@ -69,10 +70,11 @@ end
 -- messages may have been scheduled. On a problem return nil and the problem; nothing was written.
 local function settle_deliveries(K, p, endings, others, now_ms)
   local keys, tokens = split_endings(endings)
-  if not next(others) and #keys > 0 and not any_behind(K, keys) then
-    local reply = settle_plain(K, keys, tokens)
+  local next_messages = not next(others) and #keys > 0 and read_behind(K, keys)
+  if next_messages then
+    local reply, schedules = settle_plain(K, keys, tokens, next_messages)
     if reply then
-      return reply, false
+      return reply, schedules
     end
   end
   --- @include "lib/slot/settle_any"

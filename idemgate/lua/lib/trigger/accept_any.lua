@@ -9,11 +9,21 @@ local function accept_any(t)
   --- @include "lib/schedule/next_due"
   --- @include "lib/trigger/read_stored"
   --- @include "lib/trigger/pending"
-  --- @include "lib/trigger/merge_trigger"
-  --- @include "lib/trigger/dedup"
   local K, p, now_ms, names = t.K, t.p, t.now_ms, { unpack(t.names, 1, t.n) }
   local call, tracked = new_call(t), false
   local codes = { scheduled = 0, merged = 1, replaced = 2, dropped = 3, duplicate = 4 }
+
+  -- Return the functions that merge triggers, and those that find duplicates.
+  local function load_merging()
+    --- @include "lib/trigger/merge_trigger"
+    return { validate = validate_merges, merge = merge_trigger }
+  end
+  local function load_dedup()
+    --- @include "lib/trigger/dedup"
+    return {
+      validate = validate_dedup, is_known = is_known_event, check = check_dedup, remember = remember_trigger, store = store_dedup,
+    }
+  end
 
   -- Parse the options of a trigger: a time (parse_time), or {time or "", priority or "", group or "", version or "",
   -- event id (lib/dedup/events) or ""}. In the returned table, `at` is a time in ms or nil for the policy's.
@@ -72,8 +82,9 @@ local function accept_any(t)
     return "scheduled", due
   end
 
+  local merging, dedup
   local function accept_one(key, options, acc)
-    local receipt, due = options.tracked and check_dedup(call, key, options), now_ms
+    local receipt, due = options.tracked and dedup.check(call, key, options), now_ms
     if receipt then
       return receipt, due
     end
@@ -81,19 +92,27 @@ local function accept_any(t)
     if old then
       old = type(old) == "table" and old or decode_message(old)
       call.pending[key] = old
-      receipt, due = merge_trigger(call, key, old, options, acc)
+      receipt, due = merging.merge(call, key, old, options, acc)
     else
       receipt, due = add_message(key, options, acc)
     end
     if options.tracked then
-      remember_trigger(call, key, options, due)
+      dedup.remember(call, key, options, due)
     end
     return receipt, due
   end
 
   local all_options = parse_all()
   read_pending(call, t, names)
-  local problem = validate_touched(call, names, all_options)
+  dedup = tracked and load_dedup()
+  local problem = dedup and dedup.validate(call, names, all_options)
+  -- A call that only creates messages writes to no key that it has not read. One that merges may write to any key of the slot.
+  local merges = t.args[6] ~= "1"
+  for n, key in ipairs(problem and {} or names) do
+    merges = merges or call.pending[key] and not (dedup and dedup.is_known(call, all_options[n]))
+  end
+  merging = merges and load_merging()
+  problem = problem or merging and merging.validate(call, names, all_options)
   if problem then
     return { "foreign", now_ms, problem }
   end
@@ -111,11 +130,8 @@ local function accept_any(t)
     replied[n] = 8 * (due - now_ms) + codes[receipt]
   end
   write_pending(call)
-  if call.events then
-    store_events(call.events)
-  end
-  if call.expires then
-    extend_lifetime(K, call.expires - now_ms, call.facts)
+  if dedup then
+    dedup.store(call)
   end
   done.scheduled, done.accepted = nil, accepted
   add_counters(K, done)

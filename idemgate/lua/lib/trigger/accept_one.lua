@@ -1,10 +1,20 @@
 --- @include "lib/now"
 --- @include "lib/schedule/due_times"
--- Accept one trigger of a key without a message, the most frequent single call, and return the reply. Return nil and the
--- key's message, if there is one, for anything else: a copy of a request, the first one of a half minute, foreign data.
--- Then nothing was written, and the other paths decide. It is as short as it can be: in a single call
--- each function and table that a script creates costs as much as a command. `args` are the arguments of the script.
+-- Accept one trigger of a key without a message, the most frequent single call, and return the reply. It has neither a
+-- version nor an event id. Return nil and the key's message, if there is one, for anything else: a copy of a request, the
+-- first one of a half minute, foreign data. Then nothing was written, and the other paths decide. It is as short as it can
+-- be: in a single call each function and table that a script creates costs as much as a command. `args` are the arguments
+-- of the script.
 local function accept_one(K, p, now_ms, args)
+  local time, extension = args[5], ""
+  if string.byte(time) == 0x95 then -- packed options (lib/trigger/accept_any)
+    local at, priority, group = unpack(cmsgpack.unpack(time), 1, 3)
+    if priority .. group ~= "" then
+      extension = cmsgpack.pack({ 0, "", "", priority, group, 0, "" })
+      extension = struct.pack(">I4", #extension) .. extension
+    end
+    time = at
+  end
   local key, stored = args[7], redis.call("HGET", K.messages, args[7])
   if stored then
     return nil, stored
@@ -16,8 +26,8 @@ local function accept_one(K, p, now_ms, args)
   if not usual or tonumber(log[1]) ~= half or log[2] or redis.call("HGET", K.replies[(half + 1) % 2], id) then
     return nil
   end
-  local header, due, score = prepare_new(p, parse_time(args[5], now_ms), serial, now_ms)
-  local message, is_earliest = header .. args[8], redis.call("ZCOUNT", K.scheduled, "-inf", score) == 0
+  local header, due, score = prepare_new(p, parse_time(time, now_ms), serial, now_ms, extension ~= "")
+  local message, is_earliest = header .. extension .. args[8], redis.call("ZCOUNT", K.scheduled, "-inf", score) == 0
   if #message > 1024 then -- see track_large
     return nil
   end

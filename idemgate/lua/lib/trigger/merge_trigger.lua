@@ -4,6 +4,31 @@
 --- @include "lib/schedule/due_times"
 --- @include "lib/schedule/schedule"
 --- @include "lib/trigger/pending"
+--- @include "lib/validate/slot"
+--- @include "lib/validate/problems"
+--- @include "lib/validate/stored"
+-- Decode the pending messages that the triggers merge into. Return a problem with them, their groups or the slot, or nil.
+local function validate_merges(call, names, all_options)
+  local K, p = call.K, call.p
+  local problem = validate_slot(K)
+  for n, key in ipairs(problem and {} or names) do
+    local options, m = all_options[n], call.pending[key]
+    local target = call.in_flight[key] and K.next or K.messages
+    if type(m) == "string" and p.raw and string.byte(m) ~= 2 and string.byte(m) ~= 3 then
+      problem = not read_header(m) and corrupt_entry(target, key) -- nothing else to decode
+    elseif type(m) == "string" then
+      m = validate_message(m, p.merge)
+      call.pending[key] = m
+      problem = not m and corrupt_entry(target, key) or validate_group(K, m.group, p.group_limit)
+    end
+    problem = problem or m and options.group ~= "" and validate_group(K, options.group, p.group_limit)
+    if problem then
+      return problem
+    end
+  end
+  return problem
+end
+
 local no_group = { group = "" }
 -- Move a changed pending message to the set where it now belongs. If the caller set another time between two
 -- attempts, the message leaves its group. `old` holds the fields that say where it was. It is `no_group` for a

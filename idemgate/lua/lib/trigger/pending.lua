@@ -1,11 +1,6 @@
---- @include "lib/slot/header"
 --- @include "lib/slot/message"
 --- @include "lib/slot/counters"
 --- @include "lib/trigger/read_stored"
---- @include "lib/trigger/dedup"
---- @include "lib/validate/slot"
---- @include "lib/validate/problems"
---- @include "lib/validate/stored"
 -- The state of a call that accepts triggers with options. By key it holds:
 --   pending    the message: packed, and decoded once a trigger merges into it
 --   in_flight  true while a delivery of the key is in flight
@@ -62,29 +57,6 @@ local function write_pending(call)
     redis.call("HSET", call.K.next, unpack(nexts))
   end
   write_scheduled(call)
-end
-
--- Decode the pending messages. Return a problem with what the triggers touch, or nil.
-local function validate_touched(call, names, all_options)
-  local K, p = call.K, call.p
-  local problem = validate_slot(K)
-  for n, key in ipairs(problem and {} or names) do
-    local options, m = all_options[n], call.pending[key]
-    local target = call.in_flight[key] and K.next or K.messages
-    if type(m) == "string" and p.raw and string.byte(m) ~= 2 and string.byte(m) ~= 3 then
-      problem = not read_header(m) and corrupt_entry(target, key) -- nothing else to decode
-    elseif type(m) == "string" then
-      m = validate_message(m, p.merge)
-      call.pending[key] = m
-      problem = not m and corrupt_entry(target, key) or validate_group(K, m.group, p.group_limit)
-    end
-    problem = problem or m and options.group ~= "" and validate_group(K, options.group, p.group_limit)
-      or options.tracked and validate_dedup(call, key, options)
-    if problem then
-      return problem
-    end
-  end
-  return problem
 end
 
 -- Write the scheduled times collected so far: group changes happen in the store. The cached times are dropped.

@@ -38,7 +38,7 @@ local function is_accumulator(spec, acc)
 end
 local function has_texts(m)
   return type(m.failure) == "string" and type(m.version) == "string" and type(m.group) == "string" and type(m.traces) == "string"
-    and are_numbers(m, { "attempts", "splits" }) and (m.priority == "" or type(m.priority) == "number")
+    and type(m.attempts) == "number" and type(m.splits) == "number" and (m.priority == "" or type(m.priority) == "number")
     and (not m.rank or type(m.rank) == "string")
 end
 -- Return the decoded message, or nil if it is corrupt. With a `spec`, its accumulator must have that shape.
