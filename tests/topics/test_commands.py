@@ -32,16 +32,21 @@ def _commands(gate: Gate) -> Counter[str]:
         ("ack merged", 16),
         ("ack flushed", 16),
         ("ack beside a key with a message behind", 17),
+        ("ack with a message behind", 22),
+        ("trigger with a priority", 14),
+        ("trigger with an event id", 25),
     ],
 )
 async def test_a_single_call_runs_few_commands(face: Face, verb: str, most: int) -> None:
     # Given a topic whose scripts are loaded, and a message in the state that the verb needs
-    topic, gate = face.topic("t"), face.gate
+    topic, gate = face.topic("t", priority=True) if "priority" in verb else face.topic("t"), face.gate
     await topic.trigger("warm")
     await topic.ack(await topic.take(1))
     await topic.take(1)
     taken: list[Any] = []
-    if verb not in ("trigger", "take nothing"):
+    if verb == "trigger with an event id":
+        await topic.trigger("warm", event_id="first")
+    if (not verb.startswith("trigger") and verb != "take nothing") or verb == "trigger again":
         await topic.trigger("k")
     if verb == "ack merged":
         await topic.trigger("k")
@@ -50,13 +55,17 @@ async def test_a_single_call_runs_few_commands(face: Face, verb: str, most: int)
         await topic.flush()
     if verb.startswith("ack"):
         taken = await topic.take(1)
-    if "behind" in verb:
+    if verb == "ack with a message behind":
+        await topic.trigger("k")
+    if verb == "ack beside a key with a message behind":
         await topic.trigger("busy")
         await topic.take(1)
         await topic.trigger("busy")
     calls: dict[str, Callable[[], Any]] = {
         "trigger": lambda: topic.trigger("k"),
         "trigger again": lambda: topic.trigger("k"),
+        "trigger with a priority": lambda: topic.trigger("k", priority=2),
+        "trigger with an event id": lambda: topic.trigger("k", event_id="e"),
         "take": lambda: topic.take(1),
         "take nothing": lambda: topic.take(1),
     }
