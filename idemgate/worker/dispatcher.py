@@ -158,8 +158,10 @@ class Dispatcher:
 
     def _on_task_done(self, task: asyncio.Task[Verdict[Any]]) -> None:
         entry = self.tasks.pop(task)
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        verdict = task.result() if error is None else verdict_of(error)._replace(ran=True)
+        try:
+            verdict = task.result()
+        except BaseException as error:  # noqa: BLE001 - of a cancelled task, or a Ctrl-C that arrived inside it
+            verdict = verdict_of(error)._replace(ran=True)
         self._prefetch.handled += 1
         plain = verdict is HANDLED and entry.consumer.is_plain
         self._finish(entry, Settlement("ack", entry.delivery) if plain else self._choose_settlement(entry, verdict))

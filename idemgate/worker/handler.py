@@ -8,7 +8,7 @@ from typing import Any
 from idemgate.core.keys import step_key
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.errors import PartialFailure
-from idemgate.guard.current import Execution, check_step, set_current, use_execution
+from idemgate.guard.current import Execution, check_step, set_current
 from idemgate.topics.messages import Delivery
 
 __all__ = ["Handler", "judge_partial_failure", "run_async_handler", "run_blocking_handler"]
@@ -27,9 +27,9 @@ async def run_async_handler(
     Raises:
         KeyboardInterrupt: The user pressed Ctrl-C.
     """
+    set_current(DeliveryExecution(delivery, namespace))  # not reset: the caller runs each handler in a task of its own
     try:
-        with use_execution(DeliveryExecution(delivery, namespace)):
-            return judge_partial_failure(await judge(delivery))
+        return judge_partial_failure(await judge(delivery))
     except KeyboardInterrupt:  # Ctrl-C, not an error of the handler
         raise
     except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
