@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Literal, Protocol, TypeVar
 
-from idemgate_sql.watch import Watch
+from idemgate_sql.relay_connection import RelayConnection
 
 __all__ = ["AioDatabase", "Database", "Dialect", "Params", "Placeholders", "Rows", "read_text"]
 
@@ -39,8 +39,8 @@ class Database(Protocol[C]):
         """Execute a statement. Return its rows, or nothing if it has none."""
         ...
 
-    def watch(self, channel: str) -> AbstractAsyncContextManager[Watch]:
-        """Return the watch of a relay, whose lock and NOTIFY have this name."""
+    def connect_relay(self, channel: str) -> AbstractAsyncContextManager[RelayConnection]:
+        """Return the connection of a relay, whose locks and NOTIFY have this name."""
         ...
 
 
@@ -65,8 +65,8 @@ class AioDatabase(Protocol[C]):
         """Execute a statement; see `Database.execute`."""
         ...
 
-    def watch(self, channel: str) -> AbstractAsyncContextManager[Watch]:
-        """Return the watch of a relay; see `Database.watch`."""
+    def connect_relay(self, channel: str) -> AbstractAsyncContextManager[RelayConnection]:
+        """Return the connection of a relay; see `Database.connect_relay`."""
         ...
 
 

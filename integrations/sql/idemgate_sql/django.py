@@ -13,8 +13,8 @@ from idemgate.types import Duration, milliseconds
 from idemgate_sql.database import Dialect, Params, Placeholders, Rows
 from idemgate_sql.errors import ConnectionInUse
 from idemgate_sql.inbox import BaseInbox
+from idemgate_sql.polling import PollingConnection, poll
 from idemgate_sql.sqlite import refuse_ends
-from idemgate_sql.watch import Polling
 
 __all__ = ["DjangoDatabase", "Inbox"]
 
@@ -69,9 +69,9 @@ class DjangoDatabase:
             cursor.execute(sql, dict(params) or None)
             return cast(Rows, cursor.fetchall()) if cursor.description else ()
 
-    def watch(self, channel: str) -> Polling:  # noqa: ARG002 - see `Database.watch`
-        """Return the watch of a relay, which polls. Several relays of a database all work."""
-        return Polling()
+    def connect_relay(self, channel: str) -> PollingConnection:  # noqa: ARG002 - see `Database.connect_relay`
+        """Return the connection of a relay, which polls. Several relays of a database all work."""
+        return poll(self)
 
 
 @contextmanager

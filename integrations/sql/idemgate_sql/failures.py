@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
-__all__ = ["ends_transaction", "is_lock_timeout", "is_missing_table"]
+__all__ = ["ends_transaction", "explain_missing_table", "is_lock_timeout", "is_missing_table"]
 
 _LOCK_NOT_AVAILABLE = "55P03"
 _UNDEFINED_TABLE = "42P01"
@@ -29,6 +30,17 @@ def is_missing_table(error: BaseException) -> bool:
         or (isinstance(one, sqlite3.OperationalError) and str(one).startswith("no such table"))
         for one in _unwrap(error)
     )
+
+
+@contextmanager
+def explain_missing_table(table: str) -> Generator[None]:
+    """Add a note to the error of a missing table."""
+    try:
+        yield
+    except Exception as error:
+        if is_missing_table(error):
+            error.add_note(f"Create the tables of the outbox: idemgate_sql.ddl(..., table={table!r}) returns the SQL")
+        raise
 
 
 def ends_transaction(error: BaseException) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -15,7 +14,7 @@ from idemgate_sql.database import AioDatabase, Database, Dialect, Placeholders
 from idemgate_sql.errors import EndedByHandler, RowLocked
 from idemgate_sql.failures import ends_transaction, is_lock_timeout, is_missing_table
 from idemgate_sql.outbox import AioOutbox, AnyTopic, Key, Outbox, TriggerOptions
-from idemgate_sql.relay import PURGE_BATCH, Relay, check_relay_options
+from idemgate_sql.relay import Relay, check_relay_options
 from idemgate_sql.schema import split_ddl
 from idemgate_sql.statements import InboxStatements, check_rows, entry_params, name_params, read_result, result_params
 
@@ -139,11 +138,8 @@ class BaseInbox(_Rows[C]):
             purge: whether it deletes expired rows of the inbox, too.
         """
         return Relay(
-            gate, self.outbox.statements, self.outbox.wakeups,
-            lambda sql, params: asyncio.to_thread(self.outbox.run, sql, params),
-            lambda: self.database.watch(self.outbox.statements.channel),
-            (lambda: asyncio.to_thread(self.purge, PURGE_BATCH)) if purge else None,
-            *check_relay_options(batch, poll),
+            gate, self.outbox.statements, self.outbox.wakeups, self.database.connect_relay,
+            self.statements.purge if purge else None, *check_relay_options(batch, poll),
         )  # fmt: skip
 
     def create_tables(self) -> None:
@@ -258,9 +254,8 @@ class BaseAioInbox(_Rows[C]):
     def relay(self, gate: Gate, *, batch: int = 500, poll: Duration = "1s", purge: bool = True) -> Relay:
         """Return the relay of the outbox, for `gate.add_subscriber(...)`; see `BaseInbox.relay`."""
         return Relay(
-            gate, self.outbox.statements, self.outbox.wakeups, self.outbox.run,
-            lambda: self.database.watch(self.outbox.statements.channel),
-            (lambda: self.purge(PURGE_BATCH)) if purge else None, *check_relay_options(batch, poll),
+            gate, self.outbox.statements, self.outbox.wakeups, self.database.connect_relay,
+            self.statements.purge if purge else None, *check_relay_options(batch, poll),
         )  # fmt: skip
 
     async def create_tables(self) -> None:

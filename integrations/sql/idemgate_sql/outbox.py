@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import islice
 from typing import Any, Generic, Protocol, TypedDict, TypeVar
@@ -12,10 +11,10 @@ from uuid import uuid4
 from idemgate import InvalidArgument, Topic, Trigger
 from idemgate.types import AioTopic, Duration
 from idemgate_sql.database import AioDatabase, Database, Params, Rows
-from idemgate_sql.failures import is_missing_table
+from idemgate_sql.failures import explain_missing_table
 from idemgate_sql.outbox_statements import Backlog, OutboxStatements, RefusedRow, read_backlog, read_refused
+from idemgate_sql.relay_connection import Wakeups
 from idemgate_sql.statements import check_rows
-from idemgate_sql.watch import Wakeups
 
 __all__ = ["AioOutbox", "Outbox", "TriggerOptions", "pack_rows"]
 
@@ -68,17 +67,6 @@ def build_inserts(outbox: _Outbox, rows: list[tuple[str, str, str, bytes]]) -> I
         yield outbox.statements.insert(part, outbox.notify)
 
 
-@contextmanager
-def _explain_missing_table(table: str) -> Generator[None]:
-    """Add a note to the error of a missing table."""
-    try:
-        yield
-    except Exception as error:
-        if is_missing_table(error):
-            error.add_note(f"Create the tables of the outbox: idemgate_sql.ddl(..., table={table!r}) returns the SQL")
-        raise
-
-
 class Outbox(Generic[C]):
     """The outbox of blocking functions, `inbox.outbox`."""
 
@@ -90,14 +78,14 @@ class Outbox(Generic[C]):
 
     def trigger_many(self, connection: C, topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> None:
         """Insert triggers in the caller's transaction, in order. See `Inbox.trigger`."""
-        with _explain_missing_table(self.statements.table):
+        with explain_missing_table(self.statements.table):
             for sql, params in build_inserts(self, pack_rows(topic, triggers)):
                 self.database.execute(connection, sql, params)
         self.wakeups.wake()
 
     def run(self, sql: str, params: Params) -> Rows:
         """Execute a statement in a transaction of its own."""
-        with _explain_missing_table(self.statements.table), self.database.transaction() as connection:
+        with explain_missing_table(self.statements.table), self.database.transaction() as connection:
             return self.database.execute(connection, sql, params)
 
     def backlog(self) -> Backlog:
@@ -128,14 +116,14 @@ class AioOutbox(Generic[C]):
 
     async def trigger_many(self, connection: C, topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> None:
         """Insert triggers in the caller's transaction, in order. See `Inbox.trigger`."""
-        with _explain_missing_table(self.statements.table):
+        with explain_missing_table(self.statements.table):
             for sql, params in build_inserts(self, pack_rows(topic, triggers)):
                 await self.database.execute(connection, sql, params)
         self.wakeups.wake()
 
     async def run(self, sql: str, params: Params) -> Rows:
         """Execute a statement in a transaction of its own."""
-        with _explain_missing_table(self.statements.table):
+        with explain_missing_table(self.statements.table):
             async with self.database.transaction() as connection:
                 return await self.database.execute(connection, sql, params)
 

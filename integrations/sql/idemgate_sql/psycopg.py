@@ -16,8 +16,8 @@ from idemgate.types import Duration
 from idemgate_sql.database import Dialect, Params, Placeholders, Rows
 from idemgate_sql.errors import ConnectionInUse
 from idemgate_sql.inbox import BaseAioInbox, BaseInbox
-from idemgate_sql.psycopg_watch import watch, watch_async
-from idemgate_sql.watch import Watch
+from idemgate_sql.psycopg_relay import connect, connect_async
+from idemgate_sql.relay_connection import RelayConnection
 
 if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool, ConnectionPool
@@ -60,9 +60,9 @@ class PsycopgDatabase:
             cursor.execute(sql.encode(), params)
             return cursor.fetchall() if cursor.description else ()
 
-    def watch(self, channel: str) -> AbstractAsyncContextManager[Watch]:
-        """Return the watch of a relay: LISTEN and an advisory lock, on a connection of its own."""
-        return watch(self._open, channel)
+    def connect_relay(self, channel: str) -> AbstractAsyncContextManager[RelayConnection]:
+        """Return the connection of a relay: LISTEN, advisory locks and its statements."""
+        return connect(self._open, channel)
 
 
 class AsyncPsycopgDatabase:
@@ -89,9 +89,9 @@ class AsyncPsycopgDatabase:
             await cursor.execute(sql.encode(), params)
             return await cursor.fetchall() if cursor.description else ()
 
-    def watch(self, channel: str) -> AbstractAsyncContextManager[Watch]:
-        """Return the watch of a relay; see `PsycopgDatabase.watch`."""
-        return watch_async(self._open, channel)
+    def connect_relay(self, channel: str) -> AbstractAsyncContextManager[RelayConnection]:
+        """Return the connection of a relay; see `PsycopgDatabase.connect_relay`."""
+        return connect_async(self._open, channel)
 
 
 class Inbox(BaseInbox[Connection]):

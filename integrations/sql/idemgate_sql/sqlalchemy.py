@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -17,8 +17,8 @@ from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
 from idemgate_sql.database import Dialect, Params, Placeholders, Rows
 from idemgate_sql.errors import ConnectionInUse
 from idemgate_sql.inbox import BaseAioInbox, BaseInbox
+from idemgate_sql.polling import PollingConnection, poll, poll_async
 from idemgate_sql.sqlite import NESTED_FIX, refuse_ends
-from idemgate_sql.watch import Polling
 
 __all__ = ["AsyncInbox", "AsyncSQLAlchemyDatabase", "Inbox", "SQLAlchemyDatabase"]
 
@@ -39,11 +39,13 @@ class SQLAlchemyDatabase:
         with self._engine.connect() as connection:
             _check_isolation(connection)
             try:
-                with connection.begin():
-                    if self.dialect == "sqlite":
-                        _take_write_lock(connection, self._lock_timeout_ms)
-                    with _refuse_commit(connection), _refuse_ends(connection, self.dialect):
-                        yield connection
+                with (
+                    connection.begin(),
+                    _lock(connection, self.dialect, self._lock_timeout_ms),
+                    _refuse_commit(connection),
+                    _refuse_ends(connection, self.dialect),
+                ):
+                    yield connection
             except BaseException:
                 _roll_back(connection)
                 raise
@@ -53,9 +55,9 @@ class SQLAlchemyDatabase:
         found = connection.execute(text(sql), dict(params))
         return cast(Rows, found.fetchall()) if found.returns_rows else ()
 
-    def watch(self, channel: str) -> Polling:  # noqa: ARG002 - see `Database.watch`
-        """Return the watch of a relay, which polls. Several relays of a database all work."""
-        return Polling()
+    def connect_relay(self, channel: str) -> PollingConnection:  # noqa: ARG002 - see `Database.connect_relay`
+        """Return the connection of a relay, which polls. Several relays of a database all work."""
+        return poll(self)
 
 
 class AsyncSQLAlchemyDatabase:
@@ -85,9 +87,9 @@ class AsyncSQLAlchemyDatabase:
         found = await connection.execute(text(sql), dict(params))
         return cast(Rows, found.fetchall()) if found.returns_rows else ()
 
-    def watch(self, channel: str) -> Polling:  # noqa: ARG002 - see `Database.watch`
-        """Return the watch of a relay; see `SQLAlchemyDatabase.watch`."""
-        return Polling()
+    def connect_relay(self, channel: str) -> PollingConnection:  # noqa: ARG002 - see `Database.connect_relay`
+        """Return the connection of a relay; see `SQLAlchemyDatabase.connect_relay`."""
+        return poll_async(self)
 
 
 class Inbox(BaseInbox[Connection]):
@@ -280,14 +282,26 @@ def _refuse_ends(connection: Connection, dialect: Dialect) -> Generator[None]:
         event.remove(connection, "rollback", allow_rollback)
 
 
-def _take_write_lock(connection: Connection, lock_timeout_ms: int) -> None:
-    """Take the write lock of SQLite. The INSERT of PostgreSQL has a time-out of its own."""
-    before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar()
-    connection.exec_driver_sql(f"PRAGMA busy_timeout = {lock_timeout_ms}")
+@contextmanager
+def _lock(connection: Connection, dialect: Dialect, lock_timeout_ms: int) -> Generator[None]:
+    """Take the write lock of SQLite. The INSERT of PostgreSQL has a time-out of its own.
+
+    A listener of the engine may have executed BEGIN, as the documentation of SQLAlchemy advises. Then the INSERT takes
+    the lock, with the same time-out.
+    """
+    if dialect != "sqlite":
+        yield
+        return
+    driver: Any = connection.connection.driver_connection
+    before = driver.execute("PRAGMA busy_timeout").fetchone()[0]
+    driver.execute(f"PRAGMA busy_timeout = {lock_timeout_ms}")
     try:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        if not driver.in_transaction:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        yield
     finally:
-        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")
+        with suppress(Exception):  # closed by the function
+            driver.execute(f"PRAGMA busy_timeout = {before}")
 
 
 def _check_engine(engine: Any, kind: type[Any]) -> Dialect:

@@ -13,7 +13,7 @@ from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
 from idemgate_sql.database import Dialect, Params, Placeholders, Rows
 from idemgate_sql.errors import ConnectionInUse
 from idemgate_sql.inbox import BaseInbox
-from idemgate_sql.watch import Polling
+from idemgate_sql.polling import PollingConnection, poll
 
 __all__ = ["NESTED_FIX", "Inbox", "Source", "SqliteDatabase"]
 
@@ -63,9 +63,9 @@ class SqliteDatabase:
         cursor.row_factory = None
         return cursor.execute(sql, params).fetchall()
 
-    def watch(self, channel: str) -> Polling:  # noqa: ARG002 - see `Database.watch`
-        """Return the watch of a relay, which polls. Several relays of a database all work."""
-        return Polling()
+    def connect_relay(self, channel: str) -> PollingConnection:  # noqa: ARG002 - see `Database.connect_relay`
+        """Return the connection of a relay, which polls. Several relays of a database all work."""
+        return poll(self)
 
 
 def _check_source(source: object) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from idemgate import Gate
@@ -11,7 +13,7 @@ from idemgate.testing import Clock
 from integrations.sql.tests.flavours import FLAVOURS
 from tests.resilience.points import reach
 
-__all__ = ["PLACES", "relay"]
+__all__ = ["PLACES", "relay", "replace_execute"]
 
 PLACES = ("after read", "after send", "after delete", "after commit")
 
@@ -25,7 +27,7 @@ def relay(order: dict[str, Any]) -> Callable[[], object]:
     topic = gate.topic("orders", merge="append", slots=4)
     inbox = flavour.open_inbox()
     one = inbox.relay(gate, batch=order["batch"])
-    reach_steps(one, inbox, type(topic.aio), flavour.awaiting)
+    reach_steps(one, inbox, type(topic.aio), flavour.awaiting, order["flavour"].startswith("psycopg"))
 
     async def scene() -> list[int]:
         sent = 0
@@ -37,9 +39,9 @@ def relay(order: dict[str, Any]) -> Callable[[], object]:
     return lambda: asyncio.run(scene())
 
 
-def reach_steps(one: Any, inbox: Any, topic: Any, awaiting: bool) -> None:
+def reach_steps(one: Any, inbox: Any, topic: Any, awaiting: bool, autocommits: bool) -> None:
     """Make the process die at the steps of a relay, if its order says so."""
-    statements, execute, send, run = one._statements, inbox.database.execute, topic.trigger_many, one._execute
+    statements, execute, send = one._statements, inbox.database.execute, topic.trigger_many
 
     def reach_after(sql: str) -> None:
         if sql in (statements.read, statements.delete):
@@ -60,12 +62,27 @@ def reach_steps(one: Any, inbox: Any, topic: Any, awaiting: bool) -> None:
         reach("after send")
         return receipts
 
-    async def committed(sql: str, params: Any) -> Any:
+    async def committed(run: Any, sql: str, params: Any) -> Any:
         found = await run(sql, params)
+        if autocommits:  # the connection of the relay commits each statement
+            reach_after(sql)
         if sql == statements.delete:
             reach("after commit")
         return found
 
     inbox.database.execute = executed_async if awaiting else executed
     topic.trigger_many = sent
-    one._execute = committed
+    replace_execute(one, committed)
+
+
+def replace_execute(one: Any, execute: Callable[..., Any]) -> None:
+    """Replace `execute` of the connections of a relay. The new one also gets the former one, as its first argument."""
+    connect = one._connect
+
+    @asynccontextmanager
+    async def connected(channel: str) -> AsyncGenerator[Any]:
+        async with connect(channel) as connection:
+            connection.execute = partial(execute, connection.execute)
+            yield connection
+
+    one._connect = connected

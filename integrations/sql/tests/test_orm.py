@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
+import sqlite3
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from idemgate_sql import sqlalchemy as inboxes
 from idemgate_sql.errors import ConnectionInUse, EndedByHandler, RowLocked
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -239,6 +240,33 @@ def test_the_drivers_of_sqlalchemy(gate: Gate, shop: SQLAlchemy, driver: str) ->
     pay.forget("p1")
     assert pay("p1") == "p1"
     assert shop.credits() == ["p1"]
+    engine.dispose()
+
+
+@pytest.mark.parametrize("begin", ["BEGIN", "BEGIN IMMEDIATE"])
+def test_an_engine_of_sqlite_whose_listener_begins_transactions(gate: Gate, tmp_path: Path, begin: str) -> None:
+    # Given the listeners that the documentation of SQLAlchemy advises for SQLite
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    event.listen(engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    inbox = inboxes.Inbox(engine, lock_timeout="50ms")
+    inbox.create_tables()
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str) -> str:
+        return key
+
+    # When another transaction has the write lock, then the key is in progress
+    with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(RowLocked):
+            pay("p1")
+    # And after it has ended, the row is written
+    assert pay("p1") == "p1"
+    gate.forget("p1", scope="pay")
+    assert pay("p1") == "p1"
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 5000
     engine.dispose()
 
 

@@ -15,6 +15,7 @@ import pytest
 from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.testing import Clock
 from integrations.sql.tests.flavours import Flavour
+from integrations.sql.tests.killed_relay import replace_execute
 
 
 @pytest.fixture
@@ -141,14 +142,13 @@ async def test_a_row_that_is_sent_again_has_no_second_effect(gate: Gate, inbox: 
     # Given a relay that sent rows and died before it deleted them
     await send(inbox, topic, ("a", 1), ("a", 2))
     relay = inbox.relay(gate)
-    execute = relay._execute
 
-    async def die(sql: str, params: Any) -> Any:
+    async def die(execute: Any, sql: str, params: Any) -> Any:
         if sql.startswith("DELETE"):
             raise ConnectionResetError("killed here")
         return await execute(sql, params)
 
-    relay._execute = die
+    replace_execute(relay, die)
     with pytest.raises(ConnectionResetError):
         await relay.relay_once()
     # When another one sends them again, behind a newer one

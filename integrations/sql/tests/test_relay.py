@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from idemgate_sql import psycopg_relay
+from psycopg import OperationalError
 
 from idemgate import Gate, Trigger
 from idemgate.testing import Clock
 from integrations.sql.tests.flavours import Flavour
+from integrations.sql.tests.killed_relay import replace_execute
 from integrations.sql.tests.test_outbox import _await, eventually, running, send, transaction
 
 
@@ -178,6 +181,41 @@ async def test_a_topic_whose_policy_differs_does_not_stop_the_others(
     assert "another policy" in record.getMessage()
 
 
+async def test_a_relay_that_cannot_open_a_topic_leaves_it_to_another_one(
+    gate: Gate, url: str, clock: Clock, inbox: Any
+) -> None:
+    # Given a topic with a stored policy, and an older program that declares another one and has the locks
+    gate.topic("t", merge="append")
+    with another_gate(url, gate.namespace, clock) as older:
+        older.topic("t", merge="first")
+        await gate.topics["t"].aio.open()
+        async with running(inbox.relay(older, poll="20ms")):
+            await send(inbox, gate.topics["t"], ("a", 1))
+            await eventually(lambda: older.counters["sql.relay_failed"])
+            # When a program starts that declares the stored policy, then its relay sends the row
+            async with running(inbox.relay(gate, poll="20ms")):
+                await eventually(lambda: gate.counters["sql.relayed"] == 1)
+        await older.aio.close()
+    assert await take_payloads(gate.topics["t"]) == {"a": [1]}
+
+
+@pytest.mark.parametrize("flavour", ["psycopg", "psycopg-async"], indirect=True)
+async def test_the_locks_of_a_relay_that_stops_responding_end(
+    gate: Gate, inbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a relay that has the locks and does nothing more, as a stopped process
+    topic = gate.topic("t", merge="append")
+    monkeypatch.setattr(psycopg_relay, "SESSION_TIMEOUT", 300)
+    async with inbox.database.connect_relay(inbox.outbox.statements.channel) as stopped:
+        assert await stopped.lock([f"{gate.namespace}:t"])
+        # When another one runs, then it sends the rows as soon as the server has ended the session of the first
+        async with running(inbox.relay(gate, poll="20ms")):
+            await send(inbox, topic, ("a", 1))
+            await eventually(lambda: gate.counters["sql.relayed"] == 1)
+        with pytest.raises(OperationalError):
+            await stopped.lock([f"{gate.namespace}:t"])
+
+
 async def test_rows_of_one_topic_are_deleted_although_another_one_fails(
     gate: Gate, inbox: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,13 +283,15 @@ async def test_many_expired_rows_do_not_keep_the_relay_from_sending(
     # Given a purge that always finds more
     purges: list[int] = []
 
-    async def purge() -> int:
+    async def purge(execute: Any, sql: str, params: Any) -> Any:
+        if sql != inbox.statements.purge:
+            return await execute(sql, params)
         purges.append(1)
-        return 1000
+        return range(1000)
 
     topic = gate.topic("t", merge="append")
     relay = inbox.relay(gate, poll="10ms")
-    relay._purge = purge
+    replace_execute(relay, purge)
     async with running(relay):
         await eventually(lambda: len(purges) > 3)
         # When a row is written, it is sent; and the relay stops on request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from threading import Event
@@ -21,7 +22,7 @@ from idemgate.errors import InvalidArgument
 from idemgate.testing import Clock
 from integrations.sql.tests.flavours import AsyncPsycopg, Flavour, Handle, Psycopg, run_now
 from integrations.sql.tests.test_inbox import credit, forget
-from integrations.sql.tests.test_outbox import _await
+from integrations.sql.tests.test_outbox import _await, eventually, running
 from integrations.sql.tests.test_relay import take_payloads, write_refused
 from tests.postgres import Postgres
 
@@ -91,6 +92,45 @@ async def test_an_async_function_that_opens_connections(gate: Gate, postgres_url
     flavour = AsyncPsycopg(postgres_url)
     inbox = psycopg.AsyncInbox(lambda: driver.AsyncConnection.connect(postgres_url, **options))
     await run_twice(gate, flavour, inbox)
+
+
+async def test_a_relay_on_a_pool_of_one_connection(gate: Gate, postgres_url: str) -> None:
+    # Given a pool of one connection, whose session has a time-out of its own
+    topic = gate.topic("t", merge="append")
+    with ConnectionPool(postgres_url, min_size=1, max_size=1, timeout=5, open=True) as pool:
+        inbox = psycopg.Inbox(pool)
+        inbox.create_tables()
+        with pool.connection() as connection:
+            connection.execute("SET idle_session_timeout = '1h'")
+            inbox.trigger(connection, topic, "k", 1)
+        # When a relay runs, then it sends the row
+        async with running(inbox.relay(gate, poll="20ms")):
+            await eventually(lambda: gate.counters["sql.relayed"] == 1)
+        # And the pool gets its connection back as it was
+        with pool.connection() as connection:
+            assert not connection.autocommit
+            assert connection.execute("SHOW idle_session_timeout").fetchone() == ("1h",)
+            assert connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+    assert await take_payloads(topic) == {"k": [1]}
+
+
+async def test_slow_calls_of_the_application_do_not_delay_a_blocking_relay(gate: Gate, postgres_url: str) -> None:
+    # Given an event loop all of whose threads are busy
+    done = Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    slow = asyncio.ensure_future(asyncio.to_thread(done.wait, 60))
+    try:
+        inbox, topic = psycopg.Inbox(postgres_url), gate.topic("t", merge="append")
+        inbox.create_tables()
+        async with running(inbox.relay(gate)):
+            with driver.connect(postgres_url) as connection:
+                inbox.trigger(connection, topic, "k", 1)
+            # Then a relay sends rows meanwhile
+            await eventually(lambda: gate.counters["sql.relayed"] == 1)
+        assert not slow.done()
+    finally:
+        done.set()
+        await slow
 
 
 @pytest.mark.parametrize("kind", [Psycopg, AsyncPsycopg])
