@@ -218,7 +218,10 @@ async def test_large_results_and_notes_go_in_parts_and_each_is_answered(face: An
     assert await face.release_many(noted) == [True] * 7
     again = await face.claim_many(list("hijklmn"))
     assert {claim.recovered for claim in again} == {"note" * 25_000}
+    # And a call that completes claims ends after it has read two of the notes
+    before = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
     assert await face.complete_many([(claim, 1) for claim in again]) == [True] * 7
+    assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 4
     raw.delete(foreign)
 
 

@@ -77,3 +77,10 @@ async def test_a_single_call_runs_few_commands(face: Face, verb: str, most: int)
     assert ran.pop("evalsha") == 1
     del ran["info"]
     assert sum(ran.values()) <= most, ran
+
+
+async def test_a_plain_delivery_is_stored_as_its_token(face: Face, raw: Any, namespace: str) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k")
+    (delivery,) = await topic.take(1)
+    assert raw.hget(f"ig2:{{{namespace}:topic:t:0/1}}:inflight", "k") == str(delivery.token).encode()

@@ -276,6 +276,15 @@ async def test_large_letters_are_moved_a_few_a_call(
     assert len(await topic.take(10)) == (7 if verb == "redrive" else 0)
 
 
+async def test_letters_of_which_a_call_reads_one_are_all_listed(face: Any, clock: Clock) -> None:
+    # Given letters of which one is as large as a call may read
+    topic = face.topic("t")
+    await put(topic, clock, 3, "x" * 140_000)
+    await topic.bury(await topic.take(3))
+    # Then each is in the list, which several calls read
+    assert sorted(one.key for one in await topic.dead.list()) == ["k0", "k1", "k2"]
+
+
 async def test_large_letters_beyond_the_cap_are_discarded(face: Any, clock: Clock) -> None:
     topic = face.topic("t", max_dead_letters=2)
     await put(topic, clock, 9)
@@ -439,6 +448,19 @@ async def test_a_call_behind_one_that_did_not_run_waits_for_it(face: Any, gate: 
     receipts = gate.context.link.run_all(batch)
     assert [one.status for one in receipts] == ["merged"] * 300
     assert (await topic.peek("k")).pending.payload == [-1, *range(300)]
+
+
+async def test_a_call_of_one_trigger_waits_for_the_call_before_it(face: Any, gate: Gate) -> None:
+    # Given a batch of two calls, of which the second has one trigger, and the first did not run
+    topic = face.topic("t", merge="append")
+    await topic.trigger("k", -1)
+    calls = gate.topics["t"].open()
+    batch = calls.trigger_many([Trigger("k", LARGE), Trigger("k", LARGE), Trigger("k", LARGE)])
+    _, second = batch.calls
+    # When the second runs first, then it does nothing
+    assert codes(gate, second) == [5]
+    gate.context.link.run_all(batch)
+    assert (await topic.peek("k")).pending.payload == [-1, LARGE, LARGE, LARGE]
 
 
 @pytest.mark.parametrize(

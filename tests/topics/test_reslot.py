@@ -11,7 +11,7 @@ import pytest
 
 from idemgate import Gate, InvalidArgument, StoreUnavailable, Trigger
 from idemgate.core.calls import Batch
-from idemgate.core.keys import slot_of
+from idemgate.core.keys import slot_of, topics
 from idemgate.errors import PolicyChanged, ServerRejected, TopicInUse, UnexpectedData
 from idemgate.testing import Clock, audit
 from idemgate.topics.reshard import ReshardProgress, plan_reshard
@@ -644,6 +644,15 @@ async def test_the_same_number_of_slots_moves_nothing(face: Face) -> None:
     assert (done.before, done.after, done.moved) == (2, 2, 0)
 
 
+@pytest.mark.damages("orphan")
+async def test_a_policy_that_is_deleted_during_a_change_is_reported(face: Face, raw: Any) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k", 1)
+    # When another program deletes the stored policy, then the change ends with an error that says so
+    with pytest.raises(UnexpectedData, match="has no policy of topic t, whose slot count is being changed"):
+        await topic.reshard(2, on_progress=lambda _: raw.hdel(topics(face.gate.namespace), "t"))
+
+
 def _of_slot(name: str, slot: int) -> str:
     """A name that begins so and belongs to that one of two slots."""
     return next(one for n in range(99) if slot_of((one := f"{name}{n}").encode(), 2) == slot)
@@ -706,6 +715,29 @@ async def test_no_group_waits_for_a_time_named_in_another(
         await topic.ack(taken)
         await topic.cancel(key, group=a)
         await topic.reshard(2)
+
+
+async def test_a_key_between_two_attempts_keeps_its_place_in_its_group(
+    face: Face, clock: Clock, sound: Any, apart: tuple[str, str]
+) -> None:
+    # Given a key that waits in one group, and is between two attempts in another one
+    (a, b), topic = apart, face.topic("t", slots=2)
+    await topic.trigger("other", 1, group=b)
+    (live,) = await topic.take(1)
+    await topic.trigger("k", 1, group=b)
+    clock.advance("1s")
+    await topic.trigger("k", 2, group=a)
+    await topic.nack(await topic.take(1), delay="10s")
+    await topic.trigger("beside", 3, group=a)
+    # When they come into one slot
+    await topic.reshard(1)
+    # Then the next message of that group waits for the key
+    sound(face.gate)
+    taken = await topic.take(10)
+    await topic.ack(live)
+    clock.advance("10s")
+    taken = taken or await topic.take(10)
+    assert [(one.key, one.group) for one in taken] == [("k", a)]
 
 
 async def test_a_key_that_left_its_group_holds_none(face: Face, sound: Any) -> None:

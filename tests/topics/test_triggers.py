@@ -461,6 +461,23 @@ async def test_a_pending_message_that_is_none_of_ours_is_named(
 
 
 @pytest.mark.damages("undecodable")
+@pytest.mark.parametrize("order", ["ab", "ba"])
+async def test_a_corrupt_message_refuses_the_triggers_of_other_keys_in_its_call(
+    face: Any, raw: Any, everything: Any, namespace: str, order: str
+) -> None:
+    # Given two pending messages, of which one is corrupt
+    topic = face.topic("t", merge="append", priority=True)
+    await topic.trigger_many([("a", 1), ("b", 1)])
+    messages = f"ig2:{{{namespace}:topic:t:0/1}}:messages"
+    assert raw.hset(messages, "a", "spoilt") == 0
+    before = everything()
+    # When a call triggers both, then it names the corrupt one and changes nothing
+    with pytest.raises(UnexpectedData, match=":messages: holds corrupt data under a"):
+        await topic.trigger_many([(key, 2) for key in order])
+    assert everything() == before
+
+
+@pytest.mark.damages("undecodable")
 async def test_a_remembered_version_that_is_none_is_named(face: Any, raw: Any, everything: Any, namespace: str) -> None:
     topic = face.topic("t")
     await topic.trigger("k", version=1)
