@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgpack
 import pytest
 
 from idemgate import Gate, InvalidArgument, Trigger, append
@@ -444,16 +445,17 @@ async def test_what_was_flushed_is_due_whatever_came_before_it_in_a_batch(face: 
 
 
 @pytest.mark.damages("undecodable")
-@pytest.mark.parametrize("part", ["message", "extension", "extension with a time"])
+@pytest.mark.parametrize("part", ["message", "extension", "extension with a time", "extension of other types"])
 async def test_a_pending_message_that_is_none_of_ours_is_named(
     face: Any, raw: Any, everything: Any, namespace: str, part: str
 ) -> None:
     topic = face.topic("t")
     await topic.trigger("k")
     messages = f"ig2:{{{namespace}:topic:t:0/1}}:messages"
-    spoilt = raw.hget(messages, "k")[1:31] + b"\0\0\0\6spoilt"
-    flags = {"extension": b"\2", "extension with a time": b"\3"}
-    raw.hset(messages, "k", flags[part] + spoilt if part in flags else "spoilt")
+    extension = msgpack.packb(["one", "", "", "", "", 0, ""]) if part == "extension of other types" else b"spoilt"
+    spoilt = raw.hget(messages, "k")[1:31] + len(extension).to_bytes(4) + extension
+    flag = b"\3" if part == "extension with a time" else b"\2"
+    raw.hset(messages, "k", "spoilt" if part == "message" else flag + spoilt)
     before = everything()
     with pytest.raises(UnexpectedData, match=":messages: holds corrupt data under k"):
         await topic.trigger("k")
