@@ -264,6 +264,13 @@ def build_judge_async(func: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
     return call
 
 
+def is_guarded(func: Callable[..., Any]) -> bool:
+    """Return True if a function, or what a partial of it calls, is decorated with `once`."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    return _guard_of(func)[0] is not None
+
+
 def _guard_of(func: Any) -> tuple[GuardedFunction | None, Any, Any]:
     """Return the guard of a function, what it wraps and the object of a bound method. Without a guard all are None."""
     parent = getattr(func, "_self_parent", None)  # a bound method has its own wrapper

@@ -13,11 +13,11 @@ from idemgate.core.calls import Batch
 from idemgate.core.chunks import split_batches
 from idemgate.core.validation import is_async
 from idemgate.errors import NotDurable, StoreError
-from idemgate.guard.decorator import build_judge, build_judge_async
 from idemgate.store.heartbeat import FunctionRenewal
 from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.messages import Delivery, Taken
 from idemgate.worker.downstream import Downstream
+from idemgate.worker.handler import build_run, build_run_async
 from idemgate.worker.limiter import Limiter
 from idemgate.worker.outcome import attempt_number, count_dropped
 from idemgate.worker.poller import POLL, Poller
@@ -86,7 +86,8 @@ class TopicConsumer:
         handler = self.topic.definition.handler
         assert handler is not None, "the worker selects topics with a handler only"
         self.is_async = is_async(handler)
-        self.judge: Callable[..., Any] = build_judge_async(handler) if self.is_async else build_judge(handler)
+        build = build_run_async if self.is_async else build_run
+        self.run: Callable[[Delivery[Any]], Any] = build(handler, self.context.namespace)
         adaptive = self.calls.policy.adaptive
         self.downstream = Downstream(self.context, self.topic.name)
         self.limiter = None if adaptive is None else Limiter(self.context, self.topic.name, adaptive)

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from math import ceil
@@ -15,12 +15,12 @@ from typing import Any
 from idemgate.core.thread_pool import ThreadPool
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.errors import DownstreamUnavailable
-from idemgate.guard.decorator import build_judge_async
 from idemgate.store.context import Context
 from idemgate.topics.calls import Settlement, defer_oversize
+from idemgate.topics.messages import Delivery
 from idemgate.topics.results import encode_result
 from idemgate.worker.consumer import FinishedDelivery, InFlight, TopicConsumer
-from idemgate.worker.handler import judge_partial_failure, run_async_handler, run_blocking_handler
+from idemgate.worker.handler import build_run_async, judge_partial_failure
 from idemgate.worker.outcome import attempt_number, choose_settlement
 from idemgate.worker.prefetch import Prefetch
 from idemgate.worker.ready_queue import ReadyQueue
@@ -59,7 +59,7 @@ class Dispatcher:
         self._abandoned: set[InFlight] = set()
         self._pool: ThreadPool[InFlight, Verdict[Any] | None] = ThreadPool(
             "idemgate-handler", self._run_in_thread, self._on_threads_finished, self.dispatch, stopping.is_set,
-            self._others_wait, self._ready_blocking,
+            self._others_wait, self._ready_blocking,  # pyright: ignore[reportArgumentType] - it binds `popleft`
         )  # fmt: skip
 
     @property
@@ -121,7 +121,7 @@ class Dispatcher:
             return
         if entry.consumer.limiter is not None:
             entry.consumer.on_handler_start(entry.delivery)
-        self._start_task(entry, entry.consumer.judge)
+        self._start_task(entry, entry.consumer.run)
 
     # -- unstarted deliveries -----------------------------------------------------------------------------------------
 
@@ -151,8 +151,8 @@ class Dispatcher:
 
     # -- async handlers -----------------------------------------------------------------------------------------------
 
-    def _start_task(self, entry: InFlight, judge: Callable[..., Any]) -> None:
-        task = asyncio.create_task(run_async_handler(judge, entry.delivery, self._context.namespace))
+    def _start_task(self, entry: InFlight, run: Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]) -> None:
+        task = asyncio.create_task(run(entry.delivery))
         self.tasks[task] = entry
         task.add_done_callback(self._on_task_done)
 
@@ -175,7 +175,8 @@ class Dispatcher:
             return None
         if entry.consumer.limiter is not None:
             entry.consumer.on_handler_start(entry.delivery)
-        return run_blocking_handler(entry.consumer.judge, entry.delivery, self._context.namespace)
+        verdict: Verdict[Any] = entry.consumer.run(entry.delivery)
+        return verdict
 
     def _others_wait(self) -> bool:
         """Return True if a thread that ended a job must give its place to an async handler or to a starving topic."""
@@ -183,11 +184,13 @@ class Dispatcher:
         return self.free < self.fetching + self.starving or (bool(self._ready) and self.free <= 0)
 
     def _on_threads_finished(self, ended: list[tuple[InFlight, Verdict[Any] | None]]) -> None:
+        plain: TopicConsumer | None = None  # the last one that `is_plain`, which costs a call
         for entry, verdict in ended:
             if self._abandoned and entry in self._abandoned:
                 continue
             consumer = entry.consumer
-            if verdict is HANDLED and consumer.is_plain:
+            if verdict is HANDLED and (consumer is plain or consumer.is_plain):
+                plain = consumer
                 self.finished.append((entry, Settlement("ack", entry.delivery)))
                 self._prefetch.handled += 1
                 self.held -= 1
@@ -195,6 +198,7 @@ class Dispatcher:
             elif verdict is None:
                 self._skip(entry)
             else:
+                plain = None  # an outage of its downstream may begin here
                 self._on_thread_verdict(entry, verdict)
         self.to_settle.set()
         self.freed.set()
@@ -202,7 +206,7 @@ class Dispatcher:
     def _on_thread_verdict(self, entry: InFlight, verdict: Verdict[Any]) -> None:
         value = verdict.value
         if value is not None and inspect.isawaitable(value):  # a plain function that returned a coroutine
-            self._start_task(entry, build_judge_async(partial(_await, value)))
+            self._start_task(entry, build_run_async(partial(_await, value), self._context.namespace))
         else:
             self._prefetch.handled += 1
             self._finish(entry, self._choose_settlement(entry, judge_partial_failure(verdict)))

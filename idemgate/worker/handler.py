@@ -1,48 +1,63 @@
-"""One call of a topic's handler."""
+"""The calls of a topic's handler."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from idemgate.core.keys import step_key
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.errors import PartialFailure
 from idemgate.guard.current import Execution, check_step, set_current
+from idemgate.guard.decorator import build_judge, build_judge_async, is_guarded
 from idemgate.topics.messages import Delivery
 
-__all__ = ["Handler", "judge_partial_failure", "run_async_handler", "run_blocking_handler"]
+__all__ = ["Handler", "build_run", "build_run_async", "judge_partial_failure"]
 
 Handler = Callable[[Delivery[Any]], Any]
 
 
-async def run_async_handler(
-    judge: Callable[..., Awaitable[Verdict[Any]]], delivery: Delivery[Any], namespace: str
-) -> Verdict[Any]:
-    """Run an async handler and return the verdict on its delivery.
+def build_run(handler: Handler, namespace: str) -> Callable[[Delivery[Any]], Verdict[Any]]:
+    """Return a function that runs a blocking handler and returns the verdict on its delivery.
+
+    Call it in a thread that never receives a Ctrl-C, each time in a context of its own.
+    """
+    judge, owner = build_judge(handler) if is_guarded(handler) else None, (namespace, "topic")
+
+    def run(delivery: Delivery[Any]) -> Verdict[Any]:
+        set_current(DeliveryExecution(delivery, owner))
+        try:
+            if judge is not None:
+                return judge(delivery)
+            value = handler(delivery)
+        except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
+            return verdict_of(error)._replace(ran=True)
+        return HANDLED if value is None else Verdict("handled", value, ran=True)
+
+    return run
+
+
+def build_run_async(handler: Handler, namespace: str) -> Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]:
+    """Return a coroutine function that runs an async handler and returns the verdict. Run it in a task of its own.
 
     Handler exceptions never travel through a task or a future. SystemExit would end the event loop, and StopIteration
-    would never arrive.
-
-    Raises:
-        KeyboardInterrupt: The user pressed Ctrl-C.
+    would never arrive. Only KeyboardInterrupt does: the user pressed Ctrl-C.
     """
-    set_current(DeliveryExecution(delivery, namespace))  # not reset: the caller runs each handler in a task of its own
-    try:
-        return judge_partial_failure(await judge(delivery))
-    except KeyboardInterrupt:  # Ctrl-C, not an error of the handler
-        raise
-    except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
-        return verdict_of(error)._replace(ran=True)
+    judge, owner = build_judge_async(handler) if is_guarded(handler) else None, (namespace, "topic")
 
+    async def run(delivery: Delivery[Any]) -> Verdict[Any]:
+        set_current(DeliveryExecution(delivery, owner))
+        try:
+            if judge is not None:
+                return judge_partial_failure(await judge(delivery))
+            value = await handler(delivery)
+            return HANDLED if value is None else judge_partial_failure(Verdict("handled", value, ran=True))
+        except KeyboardInterrupt:  # Ctrl-C, not an error of the handler
+            raise
+        except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
+            return verdict_of(error)._replace(ran=True)
 
-def run_blocking_handler(judge: Callable[..., Verdict[Any]], delivery: Delivery[Any], namespace: str) -> Verdict[Any]:
-    """Run a blocking handler in the current thread, which never receives a Ctrl-C. Return the verdict."""
-    set_current(DeliveryExecution(delivery, namespace))  # not reset: the caller runs each job in its own context
-    try:
-        return judge(delivery)
-    except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
-        return verdict_of(error)._replace(ran=True)
+    return run
 
 
 def judge_partial_failure(verdict: Verdict[Any]) -> Verdict[Any]:
@@ -56,12 +71,12 @@ class DeliveryExecution(Execution):
     """The object that `current()` returns inside a topic's handler: a view of its delivery."""
 
     __slots__ = ("_delivery",)
+    _save = recovered = _block = None  # of the class, because each delivery makes an instance
 
-    def __init__(self, delivery: Delivery[Any], namespace: str) -> None:
+    def __init__(self, delivery: Delivery[Any], owner: tuple[str, str]) -> None:
         # No super().__init__(): it needs the attempt, which is known only after the message is unpacked.
-        self._key, self.token, self._lost = delivery.raw_key, delivery.token, False
-        self._save = self.recovered = self._block = None
-        self._owner = namespace, "topic"
+        self._key, self.token = delivery.raw_key, delivery.token
+        self._owner = owner
         self._delivery = delivery
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -30,12 +30,15 @@ class ReadyQueue:
     one turn only. Any thread may call `popleft`.
     """
 
-    __slots__ = ("_by_consumer", "_queues", "_turn")
+    __slots__ = ("_by_consumer", "_queues", "_turn", "popleft")
+    popleft: Callable[[], InFlight]
+    """Remove and return the oldest delivery of the next topic that has one. Raises IndexError without any."""
 
     def __init__(self) -> None:
         self._by_consumer: dict[TopicConsumer, _TopicQueue] = {}
         self._queues: tuple[_TopicQueue, ...] = ()
         self._turn = 0
+        self.popleft = self._popleft_in_turn
 
     def of(self, consumer: TopicConsumer) -> deque[InFlight]:
         """Return the queue of one topic. Call it from the event loop only."""
@@ -43,14 +46,12 @@ class ReadyQueue:
         if queue is None:
             queue = self._by_consumer[consumer] = _TopicQueue()
             self._queues = (*self._queues, queue)
+            # Called for each delivery: with one topic, without a call in between.
+            self.popleft = self._popleft_in_turn if len(self._queues) > 1 else queue.entries.popleft
         return queue.entries
 
-    def popleft(self) -> InFlight:
-        """Remove and return the oldest delivery of the next topic that has one. Raises IndexError without any."""
-        queues = self._queues
-        if len(queues) == 1:
-            return queues[0].entries.popleft()
-        for queue in sorted(queues, key=_turn_of):
+    def _popleft_in_turn(self) -> InFlight:
+        for queue in sorted(self._queues, key=_turn_of):
             try:
                 entry = queue.entries.popleft()
             except IndexError:  # empty, or another thread took the last one
