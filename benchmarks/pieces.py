@@ -19,13 +19,12 @@ from idemgate import Delivery, Gate
 from idemgate.core import keys
 from idemgate.core.calls import Call
 from idemgate.core.tokens import token
-from idemgate.guard.decorator import build_judge
 from idemgate.store.embedded.server import start
 from idemgate.store.resp import encode_call, new_reader
 from idemgate.topics.calls import MAX_TRIGGERS, Settlement
 from idemgate.topics.messages import SettledAndTaken, to_triggers
 from idemgate.worker.consumer import BATCH, InFlight
-from idemgate.worker.handler import run_blocking_handler
+from idemgate.worker.handler import build_run
 from tests.claims import claims_of
 
 __all__ = ["run"]
@@ -112,6 +111,7 @@ def _worked(gate: Gate, ask: Ask) -> Pieces:
     def handler(delivery: Delivery[Any]) -> None:
         pass
 
+    run = build_run(handler, "bench")
     return {
         "building the call: what ends, and a take": lambda: calls.settle_and_take(0, before, BATCH),
         "packing its words (hiredis)": lambda: encode_call(call),
@@ -120,9 +120,7 @@ def _worked(gate: Gate, ask: Ask) -> Pieces:
         "making the deliveries": lambda: call.answer(reply),
         "that, and unpacking payloads, if handlers ask for them": lambda: _payloads(call.answer(reply)),
         "noting that they are held": lambda: {InFlight(line, one, 0.0, 0.0, 0.0) for one in found},
-        "calling the handler, in its own context": lambda: [
-            context.copy().run(run_blocking_handler, build_judge(handler), one, "bench") for one in found
-        ],
+        "calling the handler, in its own context": lambda: [context.copy().run(run, one) for one in found],
         "noting how each ended": lambda: [(one, Settlement("ack", one.delivery)) for one in held],
     }
 

@@ -188,8 +188,11 @@ class GuardMethods:
             on_error: "release" (the next caller may run), "keep" (not before the lease ends), "store" (duplicates
                 get ReplayedFailure), "share", or a callable from the exception to one of these. "share" releases the
                 key, and the callers that waited for this run (`on_in_progress="wait"`) get SharedFailure. With
-                "release" they run one after another. Cancellation, KeyboardInterrupt and SystemExit always release.
-            on_lease_loss: after a lost lease "retry", or "hold": raise OutcomeUnknown until `gate.resolve`.
+                "release" they run one after another. Cancellation, KeyboardInterrupt and SystemExit always release,
+                unless `on_lease_loss` is "hold".
+            on_lease_loss: after a lost lease "retry", or "hold": raise OutcomeUnknown until `gate.resolve`. "hold"
+                also keeps a key whose run was cancelled or ended by KeyboardInterrupt or SystemExit, because the run
+                may have had its effect.
             on_lost: what a call gets whose lease was taken over while it ran. "return": its own result, which was not
                 stored, and `once.lease_lost` counts it. "raise": LeaseLost. A guard's verdict is "lost" either way.
             on_missing_key: for a call whose arguments hold no key "raise" MissingKey, "run" unguarded, or "skip"

@@ -393,7 +393,7 @@ class ClaimAttempt:
         """
         policy = self.options.on_error
         if not isinstance(error, Exception):
-            policy = "release"
+            policy = "keep" if self.must_hold(error) else "release"
         elif callable(policy):
             policy = policy(error)
             if policy not in get_args(OnError):
@@ -402,6 +402,18 @@ class ClaimAttempt:
         if policy in ("store", "share"):
             self.result = b"e" if policy == "store" else _SHARED, _encode_failure(error)
         return policy
+
+    @property
+    def holds_interrupted(self) -> bool:
+        """True if an interruption of the work leaves the key to `gate.resolve`: the work may have had its effect.
+
+        With a sink the transaction decides, so its key is released.
+        """
+        return self.options.on_lease_loss == "hold" and self.options.sink is None
+
+    def must_hold(self, error: BaseException) -> bool:
+        """Return True if this error of the work is an interruption that leaves the key to `gate.resolve`."""
+        return self.holds_interrupted and not isinstance(error, Exception)
 
     def build_release(self, undo: bool = False) -> Call[bool]:
         """Build the call that releases the claim. `undo` takes back a claim that never ran."""

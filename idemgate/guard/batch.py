@@ -57,9 +57,9 @@ class _Batch(list[C]):
         for claim in self._entered:
             claim._enter_block(with_current=False)
 
-    def _held_claims(self) -> list[C]:
+    def _held_claims(self, error: BaseException | None) -> list[C]:
         """Return the claims that the block must release, because its body has not ended them."""
-        return [claim for claim in self._entered if claim._is_held]
+        return [claim for claim in self._entered if claim._must_end(error)]
 
     def _leave_block(self) -> None:
         """Stop the heartbeats."""
@@ -90,7 +90,7 @@ class ClaimBatch(_Batch[Claim]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if held := self._held_claims():
+            if held := self._held_claims(error):
                 _, calls = build_releases(self._context, held)
                 outcomes = run_ends(self._context, held, calls, completes=False)
                 record_block_end(self._context, held, outcomes, error)
@@ -128,7 +128,7 @@ class AioClaimBatch(_Batch[AioClaim]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if held := self._held_claims():
+            if held := self._held_claims(error):
                 _, calls = build_releases(self._context, held)
                 outcomes = await run_ends_async(self._context, held, calls, completes=False)
                 record_block_end(self._context, held, outcomes, error)

@@ -257,9 +257,13 @@ class BaseClaim:
             heartbeat.hand_over()
         return running
 
+    def _must_end(self, error: BaseException | None) -> bool:
+        """Return True if a block that raised this error must end its claim."""
+        return self._is_held and (error is None or not self._attempt.must_hold(error))
+
     def _build_block_end(self, error: BaseException | None) -> Call[bool] | None:
-        """Build the call that ends the claim of a block, or None if its body has ended it."""
-        if not self._is_held:
+        """Build the call that ends the claim of a block, or None if its body has ended it or the key must be held."""
+        if not self._must_end(error):
             return None
         return self._end_with(self._build_completion(None, None) if error is None else self._attempt.build_release())
 

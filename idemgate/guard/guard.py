@@ -85,7 +85,8 @@ class Guard(_BaseGuard):
         Raises:
             InvalidArgument: `handler` or `keep` is no plain function, or `wait` no duration. Nothing was sent.
             BaseException: the handler raised an exception that is no Exception: KeyboardInterrupt, SystemExit or one
-                of another library. The claim was released. `on_error` does not apply.
+                of another library. The claim was released, unless `on_lease_loss` is "hold". `on_error` does not
+                apply.
         """
         check_blocking(handler, "handler", _USE_AIO)
         if keep is not None:
@@ -143,8 +144,9 @@ class AioGuard(_BaseGuard):
         """Run an async handler once per key; see `Guard.run`.
 
         `keep` may be a coroutine function, which runs in a task. A plain function runs in a thread. If it returns an
-        awaitable, that is awaited. If the caller is cancelled, the claim is released and CancelledError is raised. A
-        handler that returns no awaitable has run: its message is "rejected", so that the effect is not repeated.
+        awaitable, that is awaited. If the caller is cancelled, CancelledError is raised, and the claim is released
+        unless `on_lease_loss` is "hold". A handler that returns no awaitable has run: its message is "rejected", so
+        that the effect is not repeated.
         """
         handler = _check_async(handler)
         if keep is not None:

@@ -160,7 +160,7 @@ class _Batch(Generic[T, R]):
     def _decide_end(self, run: _Run[T]) -> str:
         """Encode the result of a run, and return what its claim gets: a choice of `on_error`."""
         if run.position not in self.results:
-            return "release"
+            return "keep" if run.attempt.ran and run.attempt.holds_interrupted else "release"
         value, error = self.results[run.position]
         if error is None:
             run.attempt.encode_result(value)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -185,6 +186,53 @@ async def test_on_lease_loss_hold_waits_for_a_decision(face: Any, clock: Clock, 
     assert await face.resolve("x", done=False, scope="s")
     assert await handle("x") == "done at last"
     assert attempts == [1, 2]
+
+
+class Interruption(BaseException):
+    """Of a server that ends a request, such as SystemExit."""
+
+
+@asynccontextmanager
+async def block(face: Any, how: str, **options: Any) -> AsyncIterator[None]:
+    """Enter a block of `gate.claim` or `gate.claim_many`."""
+    given: Any = ["x"] if how == "claim_many" else "x"
+    if face.awaiting:
+        async with getattr(face.gate.aio, how)(given, **options):
+            yield
+    else:
+        with getattr(face.gate, how)(given, **options):
+            yield
+
+
+@pytest.mark.parametrize("how", ["once", "claim", "claim_many", "run", "run_many"])
+@pytest.mark.parametrize("held", [True, False])
+async def test_an_interrupted_run_is_held(face: Any, clock: Clock, how: str, held: bool) -> None:
+    # Given a run that is interrupted after its effect
+    options, effects = {"scope": "s", "on_lease_loss": "hold" if held else "retry"}, list[str]()
+
+    def interrupt(key: str) -> None:
+        effects.append(key)
+        raise Interruption
+
+    with pytest.raises((Interruption, BaseExceptionGroup)):
+        if how == "once":
+            await face.once(key="{key}", **options)(interrupt)("x")
+        elif how == "run":
+            await face.guard(**options).run("x", interrupt, "x")
+        elif how == "run_many":
+            await face.guard(**options).run_many([("x", "x")], interrupt)
+        else:
+            async with block(face, how, **options):
+                interrupt("x")
+    # When the lease has ended, then no other run starts before a decision
+    clock.advance("31s")
+    again = face.once(key="{key}", **options)(lambda key: effects.append("again"))
+    if held:
+        with pytest.raises(OutcomeUnknown):
+            await again("x")
+        assert await face.resolve("x", done=False, scope="s")
+    await again("x")
+    assert effects == ["x", "again"]
 
 
 async def test_resolved_as_done_everybody_gets_the_decided_result(face: Any, clock: Clock) -> None:

@@ -9,7 +9,7 @@ default gate is used (`idemgate.configure`, IDEMGATE_URL). Functions may be dott
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar, Unpack, cast, overload
 
@@ -93,16 +93,32 @@ def _decorate(view: Callable[..., Any], given: dict[str, Any]) -> Callable[..., 
 
     @functools.wraps(view)
     def call_guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return guard.run(request, functools.partial(_make_atomic(view), request, *args, **kwargs))
+        return guard.run(request, functools.partial(_make_atomic(view, exempt.named), request, *args, **kwargs))
 
     # Django would commit after the guard has stored the response. `_make_atomic` commits before.
-    call_guarded._non_atomic_requests = set(connections.settings)  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    exempt = _Exempt(connections.settings)
+    exempt.named |= getattr(view, "_non_atomic_requests", set())
+    call_guarded._non_atomic_requests = exempt  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
     return call_guarded
 
 
-def _make_atomic(view: Callable[..., Any]) -> Callable[..., Any]:
+class _Exempt(set[str]):
+    """All databases, so that Django begins no transaction around the guard.
+
+    `named` are those that `non_atomic_requests` names, on the view or around the guarded view.
+    """
+
+    def __init__(self, aliases: Iterable[str]) -> None:
+        super().__init__(aliases)
+        self.named = set[str]()
+
+    def add(self, alias: str) -> None:
+        """Add a database that `non_atomic_requests` names around the guarded view."""
+        self.named.add(alias)
+
+
+def _make_atomic(view: Callable[..., Any], exempt: set[str]) -> Callable[..., Any]:
     """Return the view in the transactions that ATOMIC_REQUESTS asks for, as Django's handler does."""
-    exempt: set[str] = getattr(view, "_non_atomic_requests", set())
     for alias, database in connections.settings.items():
         if database["ATOMIC_REQUESTS"] and alias not in exempt:
             # Durable: inside of a transaction the commit would come after the response is stored, so Django refuses it.

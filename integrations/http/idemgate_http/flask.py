@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ParamSpec, Unpack
 
 import flask
-from werkzeug.exceptions import ClientDisconnected
+from werkzeug.exceptions import ClientDisconnected, HTTPException, RequestEntityTooLarge
 
 from idemgate import Gate
 from idemgate_http.core import MARK, STREAMED, HttpGuard
@@ -26,7 +27,9 @@ def idempotent(
 ) -> Callable[[Callable[P, Any]], Callable[P, flask.typing.ResponseReturnValue]]:
     """Guard one view, below its `@app.post(...)`. It runs after `before_request`, so after the authentication.
 
-    What `after_request` changes in the response is not part of what is stored. Async views are supported as Flask does.
+    What `after_request` changes in the response is not part of what is stored. If the view raises an exception that
+    Flask turns into a response, by `abort(409)` or an error handler, this response counts as the view's. Async views
+    are supported as Flask does.
 
     Args:
         gate: the gate whose store keeps the responses.
@@ -41,7 +44,14 @@ def idempotent(
         @functools.wraps(view)
         def call_guarded(*args: P.args, **kwargs: P.kwargs) -> flask.typing.ResponseReturnValue:
             def call() -> flask.Response:
-                return flask.make_response(flask.current_app.ensure_sync(view)(*args, **kwargs))
+                app = flask.current_app
+                try:
+                    value = app.ensure_sync(view)(*args, **kwargs)
+                except Exception as error:  # noqa: BLE001 - raised again, if no error handler of the app returns a response
+                    value = app.handle_user_exception(error)
+                if isinstance(value, HTTPException):
+                    value = value.get_response(flask.request.environ)
+                return flask.make_response(value)
 
             return _run(core, call)
 
@@ -59,9 +69,12 @@ def _run(core: HttpGuard, call: Callable[[], flask.Response]) -> flask.Response:
     if selected is None:
         return call()
     try:
-        admission = selected if isinstance(selected, Response) else core.admit(selected, _read_body(request))
+        body = b"" if isinstance(selected, Response) else _read_body(request, core.options.max_body_bytes)
+        admission = selected if isinstance(selected, Response) else core.admit(selected, body)
     except ClientDisconnected:  # the body is shorter than its Content-Length
         admission = core.refuse("body-incomplete")
+    except RequestEntityTooLarge:
+        admission = core.refuse("body-too-large")
     if isinstance(admission, Response):
         return _ADAPTER.build(admission)
     request.environ[MARK] = core.mark
@@ -70,12 +83,16 @@ def _run(core: HttpGuard, call: Callable[[], flask.Response]) -> flask.Response:
     return run_view(core, admission, _ADAPTER, call)
 
 
-def _read_body(request: flask.Request) -> bytes:
+def _read_body(request: flask.Request, most: int) -> bytes:
     """Return the body, or the form if something before the view has parsed it: then Flask has no body any more.
 
     Raises:
+        RequestEntityTooLarge: the body has more than `most` bytes. Flask 3.0 reads a chunked body of any length.
         RuntimeError: something before the view has read the stream.
     """
+    with suppress(AttributeError):  # Flask 3.0 has one limit for all requests
+        limit = request.max_content_length
+        request.max_content_length = most if limit is None else min(most, limit)
     if body := request.get_data():
         return body
     if request.form or request.files:

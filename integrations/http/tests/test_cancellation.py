@@ -9,6 +9,7 @@ import pytest
 from idemgate_http import IdempotencyKey
 
 from idemgate import Gate
+from idemgate.testing import Clock
 from integrations.http.tests.wire import OPTIONS, Wire, post, respond, scope
 
 # Disconnects and cancellation
@@ -230,6 +231,32 @@ async def test_a_shutdown_waits_for_handlers_whose_client_has_gone(agate: Gate, 
     slow.leave.set()
     assert (await post(guarded)).body == b"ok"
     assert slow.calls == (1 if grace else 2)
+
+
+async def test_a_request_that_a_shutdown_cuts_short_may_be_held(agate: Gate, clock: Clock) -> None:
+    slow = Slow()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await (slow(scope, receive, send) if scope["type"] == "http" else respond_to_lifespan(receive, send))
+
+    guarded = IdempotencyKey(app, gate=agate, grace=0, on_lease_loss="hold", **OPTIONS)
+    request = asyncio.create_task(post(guarded))
+    await slow.entered.wait()
+    request.cancel()
+    await asyncio.wait([request])
+    await shut_down(guarded)
+    assert slow.cancelled == 1
+    assert b"in-progress" in (await post(guarded)).body
+    clock.advance("31s")  # its lease ends
+    assert b"outcome-unknown" in (await post(guarded)).body
+    assert slow.calls == 1
+
+
+async def respond_to_lifespan(receive: Any, send: Any) -> None:
+    """Complete the startup and the shutdown."""
+    while (message := await receive())["type"] != "lifespan.shutdown":
+        await send({"type": message["type"] + ".complete"})
+    await send({"type": "lifespan.shutdown.complete"})
 
 
 async def test_websockets_pass_through(agate: Gate) -> None:

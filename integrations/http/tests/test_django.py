@@ -182,6 +182,21 @@ def test_views_keep_their_attributes_and_their_own_transactions(configure: Any) 
         assert seen == [False, True, True]
 
 
+def test_a_guarded_view_is_exempted_from_transactions(configure: Any) -> None:
+    configure()
+    seen: list[bool] = []
+
+    def pay(request: Any) -> HttpResponse:
+        seen.append(connections["default"].in_atomic_block)
+        return HttpResponse()
+
+    with override_atomic():
+        transaction.non_atomic_requests(idempotent(pay))(post())
+        assert seen == [False]
+        transaction.non_atomic_requests(using="other")(idempotent(pay))(post("l"))
+        assert seen == [False, True]
+
+
 def test_a_class_based_view(configure: Any) -> None:
     configure()
     seen: list[bool] = []

@@ -373,6 +373,66 @@ def test_a_whole_app_of_flask(mount: Callable[..., Any], gate: Gate) -> None:
     assert [client.post("s", "/stream").status_code for _ in range(2)] == [200, 409]
 
 
+@pytest.mark.parametrize("how", ["abort", "error handler", "redirect", "other status"])
+def test_the_response_of_flask_to_an_exception_of_a_view_is_kept(gate: Gate, how: str) -> None:
+    app, runs = flask.Flask("shop"), list[str]()
+
+    class NoFunds(Exception):
+        pass
+
+    @app.errorhandler(NoFunds)
+    def answer(error: NoFunds) -> Any:
+        return {"error": "no funds"}, 402
+
+    @app.post("/pay")
+    @idempotent(gate, **OPTIONS, keep_statuses=[402, 409])
+    def pay() -> Any:
+        runs.append(how)
+        if how == "error handler":
+            raise NoFunds
+        flask.abort(flask.redirect("/card", 303) if how == "redirect" else 409 if how == "abort" else 404)
+
+    answers = [app.test_client().post("/pay", headers={"Idempotency-Key": "k"}) for _ in range(2)]
+    status = {"redirect": 303, "other status": 404, "abort": 409, "error handler": 402}[how]
+    assert [answer.status_code for answer in answers] == [status, status]
+    assert answers[0].data == answers[1].data
+    assert len(runs) == (2 if how == "other status" else 1)
+    assert answers[1].headers.get("location") == ("/card" if how == "redirect" else None)
+
+
+def test_an_exception_that_flask_does_not_handle_frees_the_key(gate: Gate) -> None:
+    app, runs = flask.Flask("shop"), list[int]()
+
+    @app.post("/pay")
+    @idempotent(gate, **OPTIONS)
+    def pay() -> Any:
+        runs.append(1)
+        raise LookupError("no account")
+
+    app.testing = True
+    with pytest.raises(LookupError, match="no account"):
+        app.test_client().post("/pay", headers={"Idempotency-Key": "k"})
+    app.testing = False
+    assert app.test_client().post("/pay", headers={"Idempotency-Key": "k"}).status_code == 500
+    assert len(runs) == 2
+
+
+@pytest.mark.skipif(flask.Request.max_content_length.fset is None, reason="Flask 3.0 has one limit for all requests")
+def test_no_more_of_a_chunked_body_is_read_than_a_view_of_flask_may_get(gate: Gate) -> None:
+    app, chunks = flask.Flask("shop"), io.BytesIO(b"x" * 10_000_000)
+
+    @app.post("/pay")
+    @idempotent(gate, **OPTIONS, max_body_bytes=1000)
+    def pay() -> Any:
+        raise AssertionError("with a body that is too large")
+
+    headers = {"Idempotency-Key": "k", "Transfer-Encoding": "chunked"}
+    environ = {"wsgi.input_terminated": True}
+    answer = app.test_client().post("/pay", input_stream=chunks, headers=headers, environ_overrides=environ)
+    assert (answer.status_code, answer.json["type"]) == (413, "urn:idemgate:problem:body-too-large")
+    assert chunks.tell() < 100_000
+
+
 @pytest.mark.parametrize("multipart", [False, True])
 def test_a_form_of_flask_that_was_read_before_the_guard_has_a_fingerprint(gate: Gate, multipart: bool) -> None:
     """Extensions for CSRF read the form in `before_request`. Then Flask has no bytes of the body any more."""
