@@ -260,11 +260,13 @@ class ConnectionPool:
     def _acquire(self, seconds: float | None = None) -> Connection:
         if self._forks != fork_counter.count:
             self._reset()
+        deadline = None
         while True:
             try:
                 connection = self._idle.pop()  # the most recently used: its caches are warm
             except IndexError:
-                if self._reserve(seconds):
+                deadline = deadline or monotonic() + self._limit(seconds)
+                if self._reserve(deadline):
                     return self._open(seconds)
                 continue
             if monotonic() - connection.idle_since <= IDLE_CHECK_AFTER or not connection.is_stale():
@@ -274,21 +276,28 @@ class ConnectionPool:
     def _limit(self, seconds: float | None) -> float:
         return self._seconds if seconds is None else max(0.001, min(seconds, self._seconds))
 
-    def _reserve(self, seconds: float | None) -> bool:
-        """Return True when a new connection may be opened. Otherwise wait for a release, up to the reply timeout."""
+    def _reserve(self, deadline: float) -> bool:
+        """Return True when a new connection may be opened. Otherwise wait for a release, until the deadline."""
         with self._available:
-            if self._opened < self._max_connections:
-                self._opened += 1
-                return True
             self._waiters += 1
             try:
                 # `_release` reads `_waiters` after it appended. This reads `_idle` after it incremented, so no release
                 # is missed.
-                if not self._idle and not self._available.wait(self._limit(seconds)):
-                    raise rx.ConnectionError("No connection available.")
+                free = self._available.wait_for(self._may_proceed, deadline - monotonic())
+            except BaseException:  # such as Ctrl-C: the release that was meant for this caller goes to the next one
+                self._available.notify()
+                raise
             finally:
                 self._waiters -= 1
-        return False
+            if not free:
+                raise rx.ConnectionError("No connection available.")
+            if self._idle or self._opened >= self._max_connections:
+                return False
+            self._opened += 1
+            return True
+
+    def _may_proceed(self) -> bool:
+        return bool(self._idle) or self._opened < self._max_connections
 
     def _open(self, seconds: float | None) -> Connection:
         deadline = monotonic() + self._limit(seconds)

@@ -604,6 +604,35 @@ def test_no_connection_left_is_not_executed(url: str, monkeypatch: pytest.Monkey
     pool.close()
 
 
+class LateRelease(threading.Condition):
+    """A condition whose first wait times out, and gets a notification before it returns."""
+
+    def __init__(self, release: Callable[[], object]) -> None:
+        super().__init__()
+        self._release: Callable[[], object] | None = release
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self._release is None:
+            return super().wait(timeout)
+        release, self._release = self._release, None
+        release()
+        return False
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_connection_released_at_the_end_of_a_wait_is_used(
+    url: str, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    # Given a pool of one connection, which is released just after its only waiter gave up
+    monkeypatch.setattr(connection, "CONNECTIONS", 1)
+    pool = connection.ConnectionPool(sync_pool(endpoint_from_url(url), seconds=60), 0.05)
+    held = pool.send([pack(("PING",))])
+    pool._available = LateRelease(lambda: pool.discard(held) if broken else pool.collect(held, 1))
+    # Then the waiter gets it, or its place
+    assert pool.execute(pack(("PING",))) == b"PONG"
+    pool.close()
+
+
 # -- being woken ------------------------------------------------------------------------------------------------------
 
 
