@@ -34,19 +34,20 @@ GLOBALS = _set("""KEYS ARGV redis cmsgpack struct math string table tonumber tos
 KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
     while""")
 FAMILIES = {
-    "dead/dead_letters", "dedup/buckets", "dedup/events", "dedup/pages", "members", "merge/payloads",
+    "dead/dead_letters", "dedup/buckets", "dedup/events", "dedup/marks", "dedup/pages", "members", "merge/payloads",
     "now", "record/end_record", "record/format", "record/read_record", "record/write_record", "replies/replies",
-    "schedule/admission", "schedule/due_times", "schedule/next_due", "schedule/rank", "schedule/requeue",
-    "schedule/schedule", "slot/budget", "slot/counters", "slot/header", "slot/inflight", "slot/limits", "slot/message",
-    "slot/settle_any", "slot/settle_deliveries", "slot/slot", "slot/take_messages", "trigger/accept_any",
+    "reshard/load_entries", "reshard/next_entries", "schedule/admission", "schedule/due_times", "schedule/next_due",
+    "schedule/rank", "schedule/requeue", "schedule/schedule", "slot/budget", "slot/counters", "slot/header",
+    "slot/inflight", "slot/limits", "slot/message", "slot/read_due_batch", "slot/settle_any", "slot/settle_deliveries",
+    "slot/settle_one", "slot/slot", "slot/take_messages", "slot/write_batch", "trigger/accept_any",
     "trigger/accept_plain", "trigger/dedup", "trigger/merge_trigger", "trigger/pending", "trigger/read_stored",
     "validate/problems", "validate/slot", "validate/stored",
 }  # fmt: skip
 """Libraries that hold more than the one function they are named after."""
 ANSWERING = {
-    "lib/schedule/admission", "lib/slot/early_reply", "lib/slot/settle_any", "lib/slot/settle_deliveries",
-    "lib/slot/take_messages", "lib/trigger/accept_any", "lib/trigger/accept_plain", "lib/trigger/dedup",
-    "lib/trigger/merge_trigger", "lib/trigger/read_stored",
+    "lib/reshard/next_entries", "lib/schedule/admission", "lib/slot/early_reply", "lib/slot/settle_any",
+    "lib/slot/settle_deliveries", "lib/slot/settle_one", "lib/slot/take_messages", "lib/trigger/accept_any",
+    "lib/trigger/accept_plain", "lib/trigger/dedup", "lib/trigger/merge_trigger", "lib/trigger/read_stored",
 }  # fmt: skip
 """Libraries that make a part of the reply of those that include them."""
 COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}

@@ -21,6 +21,8 @@ LIMIT = re.compile(r'"LIMIT"|"?0"?, "?0"?[,)]|most - 1|- 1\)|- 1, |0, 499|middle
 """What bounds a range: a limit, or both ends by rank."""
 
 BOUNDED_ELSEWHERE = {
+    ("lib/reshard/next_entries", "HGETALL", "K.meta"): "counters of a slot",
+    ("lib/reshard/next_entries", "HKEYS", "hash"): "messages that stand nowhere, of which there should be none",
     ("lib/members", "HGETALL", "K.held"): "slots of the topics that a group of workers serves",
     ("lib/members", "ZRANGEBYSCORE", "K.alive"): "members of a group of workers",
     ("members/heartbeat", "HGETALL", "K.meta"): "members of a group of workers",
@@ -29,7 +31,6 @@ BOUNDED_ELSEWHERE = {
     ("reshard/reopen", "HKEYS", "K.meta"): "counters of a slot, and one field for each slot that moved into it",
     ("reshard/unload", "HGETALL", "K.meta"): "counters of a slot",
     ("reshard/unload", "HKEYS", "K.meta"): "counters of a slot",
-    ("reshard/unload", "HKEYS", "hash"): "messages that stand nowhere, of which there should be none",
     ("topics/audit", "HGETALL", "K[part]"): "the maximum of entries and bytes in its arguments",
     ("topics/audit", "HKEYS", "K[part]"): "the maximum of entries in its arguments",
     ("topics/audit", "ZRANGE", "K[part]"): "the maximum of entries in its arguments",

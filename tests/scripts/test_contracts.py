@@ -107,7 +107,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     ),
     "a word nobody says": ("guard/renew", '{"lost", now ms}', '{"lost", now ms} {"late", now ms}', "its header says"),
     "a word for each nobody declared": (
-        "lib/slot/settle_any",
+        "lib/slot/settle_one",
         'return "cancelled"',
         'return "stopped"',
         "for each",

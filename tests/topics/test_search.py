@@ -44,12 +44,15 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "an ending needs no token": (
         "one key", "topics/settle", "elseif not entry or (d and d.token or entry) ~= tokens[i] then",
         "elseif not entry then"),
+    "a plain ack needs no token": (
+        "one key", "topics/settle", "if token ~= tokens[i] or seen[key] then", "if not token or seen[key] then"),
     "a key in flight is scheduled": (
         "one key", "topics/trigger",
         "if score and not in_flight[key] then", "if score then"),
     "a take is not remembered": ("one key", "topics/take", "elseif known_reply then", "elseif false then"),
     "a trigger is not remembered": ("one key", "topics/trigger", "if known_reply then", "if false then"),
-    "what is behind is forgotten": ("one key", "topics/settle", "if behind[key] then", "if false then"),
+    "what is behind is forgotten": (
+        "one key", "topics/settle", 'redis.call("HSET", K.messages, unpack(messages))', ""),
     "what was cancelled is tried again": (
         "one key", "topics/settle", 'if d.cancelled and verb ~= "bury" then', "if false then"),
     "attempts are not counted": (
@@ -75,8 +78,8 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "a copy of a turn takes more": (
         "turns", "topics/settle_and_take", "(not known_reply or recall_reply(K, ARGV[5], now_ms))", "true"),
     "a turn ends what is another's": (
-        "turns", "topics/settle_and_take", "if entry == tokens[i] and not seen[key] then",
-        "if entry and not seen[key] then"),
+        "turns", "topics/settle_and_take", "elseif not entry or (d and d.token or entry) ~= tokens[i] then",
+        "elseif not entry then"),
     "a turn takes beside what it has not let go": (
         "turns", "topics/settle_and_take", "group_leave(K, one[1], one[2], p.group_limit)", ""),
     "what is buried is tried again": (

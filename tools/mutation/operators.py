@@ -17,7 +17,7 @@ __all__ = ["Mutant", "files", "mutants", "sampled"]
 FOLDER = Path(lua.__file__).parent
 ROOMS = ("guard", "dedup", "topics", "reshard", "members", "lib")
 HOT = re.compile(
-    r"guard/|dedup/|topics/(trigger|take|settle|settle_and_take|cancel)$|lib/slot/(take_messages|settle_deliveries)$"
+    r"guard/|dedup/|topics/(trigger|take|settle|settle_and_take|cancel)$|lib/slot/(take_messages|read_due_batch|write_batch|settle_deliveries)$"
 )
 """What every message goes through: thrice as densely sampled, and judged first."""
 RULES: list[tuple[str, str, str]] = [

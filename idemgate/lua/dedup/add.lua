@@ -10,6 +10,7 @@
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/dedup/pages"
+--- @include "lib/dedup/marks"
 local now_ms, window, check = math.floor(now(ARGV[1]) / 1000), tonumber(ARGV[2]), ARGV[3]
 local young, old, problem = open_pages(KEYS[1], KEYS[2], 17, window, now_ms)
 if problem then

@@ -6,6 +6,7 @@
 --- Returns {"ok", now ms, value, 17 bytes, or "" if none is stored} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/dedup/pages"
+--- @include "lib/dedup/marks"
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local young, old, problem = read_pages(KEYS[1], KEYS[2], 34)
 if problem then

@@ -8,28 +8,9 @@
 --- @include "lib/slot/reclaim_lapsed"
 --- @include "lib/slot/counters"
 --- @include "lib/schedule/next_due"
---- @include "lib/slot/budget"
+--- @include "lib/slot/read_due_batch"
+--- @include "lib/slot/write_batch"
 --- @include "lib/slot/limits"
---- @include "lib/slot/add_entries"
--- Return the next due messages: their keys, their due times, and their members in the set that holds them.
-local function next_due_messages(K, ranked, now_ms, most)
-  local found, dues = {}, {}
-  if ranked then
-    --- @include "lib/schedule/schedule"
-    local members = redis.call("ZRANGE", K.ready, 0, most - 1)
-    for i, member in ipairs(members) do
-      dues[i], found[i] = parse_ready(member)
-    end
-    return found, dues, members
-  end
-  local scored = redis.call("ZRANGEBYSCORE", K.scheduled, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
-  for i = 1, #scored, 2 do
-    local n = (i + 1) / 2
-    found[n], dues[n] = scored[i], tonumber(scored[i + 1])
-  end
-  return found, dues, found
-end
-
 -- Return the deliveries of an earlier take that it still owns.
 local function replay_take(K, known, now_ms)
   local token, reply = digits(known[3]), { "ok", now_ms, next_due(K, now_ms, 0), known[2], 0 }
@@ -55,42 +36,6 @@ end
 local function rank_ready(K, p, now_ms)
   --- @include "lib/schedule/rank"
   return rank_due(K, p, now_ms)
-end
-
--- Read a batch of at most `most` due messages: `keys`, `dues` and `members` as `next_due_messages` returns them. The first `n`
--- of them fit into `bytes`; `messages` holds these, and `bytes` what remains. `full`: there may be more.
-local function read_batch(K, p, ranked, now_ms, most, bytes)
-  local batch = {}
-  batch.keys, batch.dues, batch.members = next_due_messages(K, ranked, now_ms, most)
-  batch.n, batch.bytes = count_within_budget(K, p, batch.keys, bytes, "messages")
-  if batch.n > 0 then
-    batch.full = batch.n == most or batch.n < #batch.keys
-    batch.messages = redis.call("HMGET", K.messages, unpack(batch.keys, 1, batch.n))
-  end
-  return batch
-end
-
--- Write the deliveries of a batch, and remove what it moved from the set `from`. `entries` and `leases` have `size` values. The
--- first write is refused when the server is out of memory, or when its key has another type.
-local function write_batch(K, from, batch, entries, leases, size, moved)
-  add_entries(K.inflight, entries, size, K.leases, leases, size)
-  if batch.waiting and #batch.waiting > 0 then
-    redis.call("HSET", K.messages, unpack(batch.waiting))
-    redis.call("ZADD", K.group_waiting, unpack(batch.waiting_members))
-  end
-  if #moved > 0 then
-    redis.call("ZREM", from, unpack(moved))
-  end
-end
-
--- Record what a take delivered: its last token, the longest lease, the number of messages, the time of the rate limit.
-local function record_take(K, want, token_text, taken, meta, rate, now_us)
-  local longest, delivered = tonumber(meta[3]) or 0, count_of(meta[7])
-  local words = { "fence", token_text, "lease", digits(math.max(want.lease, longest)), "taken", digits(delivered + taken) }
-  if want.interval > 0 then
-    words[7], words[8] = "rate", digits(math.max(rate, now_us) + taken * want.interval)
-  end
-  redis.call("HSET", K.meta, unpack(words))
 end
 
 -- Take due messages of a slot, once per request. Requeue lapsed deliveries first, then deliver at most `want.most`
@@ -137,7 +82,7 @@ local function take_messages(K, p, now_us, request, want)
   -- of them begins no further pass. Behind these there are probably more, so passes grow.
   while not problem and taken < wanted and walked - taken < 64 and bytes > 0 do
     local most = math.max(wanted - taken, walked - taken)
-    local batch = read_batch(K, p, ranked, now_ms, most, bytes)
+    local batch = read_due_batch(K, p, ranked, now_ms, most, bytes)
     if #batch.keys == 0 then
       problem = unranked
     end
