@@ -1,12 +1,12 @@
-"""Changes the code one small thing at a time, and says which changes no test notices.
+"""Make small changes to the code, one at a time, and list the changes that no test notices.
 
-    poe mutation --sample 400 --seed 1          so many mutants of the scripts, of each file its share
-    poe mutation --all                          all of them
-    poe mutation --only topics/take:120         those of a line, or of a file
-    poe mutation --core --sample 400            of the pure modules, where what only words a text is left out
+    poe mutation --sample 400 --seed 1          400 mutants of the scripts, spread over their files
+    poe mutation --all                          all mutants of the scripts
+    poe mutation --only topics/take:120         the mutants of a line, or of a file
+    poe mutation --core --sample 400            mutants of the pure Python modules, without those of messages
 
-What survives is explained in `tools/mutation/survivors.md`, or gets a test: what is neither is printed, and makes this
-end with 1. With --record the figures become a row of docs/reliability.md.
+A mutant that survives needs a test, or a reason in `tools/mutation/survivors.md`. Survivors without a reason are
+printed, and the exit status is 1. `--record` writes the figures into docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SURVIVORS = Path(__file__).parent / "survivors.md"
 
 
 class Tried(NamedTuple):
-    """A mutant and what became of it: killed, timeout, survived, discarded."""
+    """A mutant and its outcome: killed, timeout, survived or discarded."""
 
     file: str
     change: str
@@ -41,7 +41,7 @@ class Tried(NamedTuple):
 
 
 def explained() -> dict[tuple[str, str], str]:
-    """File and change -> why no test notices it."""
+    """Return the reasons of survivors.md by file and change."""
     found, file = dict[tuple[str, str], str](), ""
     for line in SURVIVORS.read_text().splitlines():
         if line.startswith("## "):
@@ -84,7 +84,7 @@ def _edits() -> list[Any]:
 
 
 def _known(file: Path | None) -> dict[str, judging.Verdict]:
-    """What runs that wrote into this file found last, by the name of the mutant."""
+    """Return the last verdict on each mutant that earlier runs wrote into this file, by its name."""
     lines = file.read_text().splitlines() if file and file.exists() else []
     return {told: judging.Verdict(outcome, by) for told, outcome, by in map(json.loads, lines)}
 
@@ -94,7 +94,7 @@ def _under(told: str, only: str) -> bool:
 
 
 def summary(found: Iterable[Tried], known: Mapping[tuple[str, str], str], every: int) -> dict[str, int]:
-    """Figures of a run. Equivalent: survived, and explained."""
+    """Return the figures of a run. Equivalent mutants survived and have a reason."""
     count = Counter(
         "equivalent" if one.outcome == "survived" and (one.file, one.change) in known else one.outcome for one in found
     )
@@ -102,7 +102,7 @@ def summary(found: Iterable[Tried], known: Mapping[tuple[str, str], str], every:
 
 
 def record(fault: str, figures: Mapping[str, int], seed: int) -> None:
-    """A row of docs/reliability.md. What was discarded was no mutant."""
+    """Write a row of docs/reliability.md. Discarded mutants do not count."""
     with start() as server:
         used = reliability.server_of(server.url)
     judged = sum(figures[name] for name in ("killed", "timeout", "equivalent", "survived"))
@@ -115,7 +115,7 @@ def record(fault: str, figures: Mapping[str, int], seed: int) -> None:
 
 
 def by_file(found: Iterable[Tried], known: Mapping[tuple[str, str], str]) -> Iterator[str]:
-    """Of each file how many were noticed, of those that are not explained."""
+    """Yield a line for each file: how many of its mutants without a reason the tests noticed."""
     files = defaultdict[str, list[bool]](list)
     for one in found:
         if one.outcome != "discarded" and (one.outcome != "survived" or (one.file, one.change) not in known):
@@ -145,20 +145,20 @@ def _parser() -> argparse.ArgumentParser:
         prog="poe mutation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     many = parser.add_mutually_exclusive_group(required=True)
-    many.add_argument("--sample", type=int, default=0, metavar="N", help="so many, at random")
-    many.add_argument("--all", action="store_true", help="every one")
-    many.add_argument("--only", action="append", metavar="FILE[:LINE]", help="those of a file or a line")
-    parser.add_argument("--core", action="store_true", help="of the pure modules instead of the scripts")
-    parser.add_argument("--seed", type=int, default=1, help="of the sample (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: %(default)s)")
+    many.add_argument("--sample", type=int, default=0, metavar="N", help="try N mutants, chosen at random")
+    many.add_argument("--all", action="store_true", help="try all mutants")
+    many.add_argument("--only", action="append", metavar="FILE[:LINE]", help="try the mutants of a file or a line")
+    parser.add_argument("--core", action="store_true", help="change the pure modules instead of the scripts")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants tried at the same time (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=0, metavar="SECONDS",
-        help="of tests for a mutant, as they took without one; 0 = all that come by (default)")  # fmt: skip
+        help="run tests of this duration for a mutant; 0 = all tests that reach its line (default)")  # fmt: skip
     parser.add_argument("--minutes", type=float, default=math.inf,
-        help="begin with none after so many, and count those judged by then; 0 = add up --resume")  # fmt: skip
+        help="start no mutant after this time; 0 = only sum up --resume")  # fmt: skip
     parser.add_argument("--resume", type=Path, metavar="FILE",
-        help="remember verdicts there, and do not try again what it says was killed")  # fmt: skip
+        help="append verdicts to this file, and skip the mutants that it lists as killed")  # fmt: skip
     parser.add_argument("--record", action="store_true", help="write the figures into docs/reliability.md")
-    parser.add_argument("--verbose", action="store_true", help="say what noticed each mutant")
+    parser.add_argument("--verbose", action="store_true", help="print the test that killed each mutant")
     return parser
 
 
