@@ -249,8 +249,12 @@ class TopicConsumer:
         return taken
 
     def _count_outcomes(self, settlements: list[Settlement], outcomes: list[str]) -> None:
-        verbs = [settlement.verb for settlement in settlements]
-        for (verb, outcome), n in Counter(zip(verbs, outcomes, strict=True)).items():
+        verbs, total = [settlement.verb for settlement in settlements], len(settlements)
+        if verbs.count("ack") == outcomes.count("ok") == total:  # the most frequent case
+            counted = {("ack", "ok"): total}
+        else:
+            counted = Counter(zip(verbs, outcomes, strict=True))
+        for (verb, outcome), n in counted.items():
             self.context.counters.add("worker.lost" if outcome == "lost" else f"worker.{_COUNTER_OF_VERB[verb]}", n)
         if self.calls.policy.merge.drops:
             self._count_dropped(settlements, outcomes)

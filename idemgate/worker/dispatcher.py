@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from math import ceil
+from time import monotonic
 from typing import Any
 
 from idemgate.core.thread_pool import ThreadPool
@@ -171,11 +172,12 @@ class Dispatcher:
 
     def _run_in_thread(self, entry: InFlight) -> Verdict[Any] | None:
         """Run a blocking handler; return None without running it if its lease has nearly ended."""
-        if not entry.can_start():
+        delivery, consumer = entry.delivery, entry.consumer
+        if delivery.lost or entry.until <= monotonic() + entry.margin:  # inlined `can_start`
             return None
-        if entry.consumer.limiter is not None:
-            entry.consumer.on_handler_start(entry.delivery)
-        verdict: Verdict[Any] = entry.consumer.run(entry.delivery)
+        if consumer.limiter is not None:
+            consumer.on_handler_start(delivery)
+        verdict: Verdict[Any] = consumer.run(delivery)
         return verdict
 
     def _others_wait(self) -> bool:

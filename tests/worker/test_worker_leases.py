@@ -269,7 +269,8 @@ def process_clock(monkeypatch: pytest.MonkeyPatch) -> Any:
         nonlocal shift
         shift += seconds
 
-    monkeypatch.setattr("idemgate.worker.consumer.monotonic", lambda: time.monotonic() + shift)
+    for module in ("consumer", "dispatcher"):
+        monkeypatch.setattr(f"idemgate.worker.{module}.monotonic", lambda: time.monotonic() + shift)
     return stall
 
 

@@ -115,7 +115,8 @@ class SettleCalls(TakeCalls):
 
     def max_settlements(self, settlements: Sequence[Settlement]) -> int:
         """Return the maximum number of these settlements that fit in one script call."""
-        plain = self.policy.result_retention is None and all(settlement.verb == "ack" for settlement in settlements)
+        acks = [settlement.verb for settlement in settlements].count("ack")
+        plain = self.policy.result_retention is None and acks == len(settlements)
         return BATCH if plain else MAX_MIXED_SETTLEMENTS
 
     def settle_and_take(self, slot: int, settlements: Sequence[Settlement], n: int) -> Call[SettledAndTaken]:
