@@ -67,8 +67,9 @@ class ThreadPool(Generic[J, R]):
         self.ready = ready
         self.running: set[J] = set()
         self.active = 0
-        self.job_seconds = MAX_DELAY
-        """Moving average of the seconds that a job takes."""
+        self.job_seconds = MAX_DELAY / 16
+        """Moving average of the seconds that a job takes. It starts low, because to start 100 threads costs 10 ms. If
+        the first jobs are slow, `_recheck_speed` wakes the other threads after 2 ms."""
         self._name = name
         self._run = run
         self._on_finished = on_finished

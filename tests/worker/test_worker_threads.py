@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Any
 
 from idemgate import Gate
+from idemgate.core.thread_pool import ThreadPool
 
 
 async def test_what_comes_later_does_not_wait_behind_what_runs(gate: Gate, eventually: Any) -> None:
@@ -45,3 +47,25 @@ async def test_what_is_slow_after_much_that_was_quick_holds_nothing_up(gate: Gat
         await topic.aio.trigger_many([(f"slow-{n}", n) for n in range(4)])
         await eventually(lambda: len(seen) == 1004)
         go.set()
+
+
+async def test_few_threads_start_before_the_first_jobs_turn_out_to_be_slow(eventually: Any) -> None:
+    # Given a hundred jobs that run until an event
+    go, ended = threading.Event(), list[Any]()
+    ready = deque(range(100))
+
+    def start_more() -> None:
+        pool.start(100 - pool.active)
+
+    pool = ThreadPool[int, bool](
+        "test", lambda _: go.wait(60), ended.extend, start_more, lambda: False, lambda: False, ready
+    )
+    # When they may start
+    start_more()
+    # Then few threads start at once, and all soon
+    assert pool.active < 10
+    await eventually(lambda: len(pool.running) == 100)
+    go.set()
+    await pool.wait_idle()
+    assert len(ended) == 100
+    pool.close()
