@@ -19,6 +19,7 @@ __all__ = [
     "check_iterable",
     "check_parameters",
     "is_async",
+    "refuse_coroutine",
     "type_hints",
 ]
 
@@ -149,8 +150,13 @@ def call_blocking(work: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping
     """
     result = work(*args, **kwargs)
     if result.__class__ is CoroutineType:
-        coroutine = cast("CoroutineType[Any, Any, Any]", result)
-        coroutine.close()
-        fix = "Decorate or pass the coroutine function itself, or write `async def`"
-        raise InvalidArgument("function", coroutine.__qualname__, "a plain function returned its coroutine", fix)
+        refuse_coroutine(result)
     return result
+
+
+def refuse_coroutine(result: object) -> None:
+    """Close the coroutine that a blocking call returned, and raise InvalidArgument."""
+    coroutine = cast("CoroutineType[Any, Any, Any]", result)
+    coroutine.close()
+    fix = "Decorate or pass the coroutine function itself, or write `async def`"
+    raise InvalidArgument("function", coroutine.__qualname__, "a plain function returned its coroutine", fix)

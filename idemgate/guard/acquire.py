@@ -181,11 +181,14 @@ async def renew_late_async(
 
 
 def _find_late(attempts: Sequence[ClaimAttempt], outcomes: Sequence[Outcome]) -> list[int]:
-    """Return the indexes of the granted claims of which less than half of the lease is left."""
+    """Return the indexes of the granted claims of which less than half of the lease is left.
+
+    The claims were sent together with the same lease, so the first one answers for all.
+    """
+    if not attempts or not attempts[0].needs_renewal:
+        return []
     return [
-        index
-        for index, outcome in enumerate(outcomes)
-        if isinstance(outcome, Entry) and outcome.state == "started" and attempts[index].needs_renewal
+        index for index, outcome in enumerate(outcomes) if isinstance(outcome, Entry) and outcome.state == "started"
     ]
 
 

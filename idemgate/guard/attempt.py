@@ -117,6 +117,8 @@ class CacheEntry:
 
 _IMMUTABLE_TYPES = frozenset({str, int, float, bool, bytes, type(None)})
 """Types of results that all duplicates can share, because no caller can change them."""
+_PLAIN_TYPES = _IMMUTABLE_TYPES | {dict, list, tuple}
+"""Types of most results, none of which is a model."""
 _NOT_SENT = Entry("unasked")
 INFINITE = float("inf")
 
@@ -247,7 +249,8 @@ class ClaimAttempt:
         if options.at_most_once:
             return self.claims.mark(self.record, owner, options.retention, self.fingerprint)
         # A late copy of an earlier request of this attempt may have started the lease.
-        self.leased_at = min(self.leased_at, monotonic())
+        now = monotonic()
+        self.leased_at = min(self.leased_at, now)
         return self.claims.claim(
             self.record,
             owner,
@@ -346,9 +349,10 @@ class ClaimAttempt:
 
     def build_completion(self, result: object) -> Call[bool]:
         """Build the call that marks the key done with its result, which a sink has encoded before."""
-        if self.options.sink is None:
+        options = self.options
+        if options.sink is None:
             self.encode_result(result)
-        return self._build_completion()
+        return self.claims.complete(self.record, self._owner, self.entry.token, options.retention, *self.result)
 
     def encode_result(self, result: object, failure: Exception | None = None) -> None:
         """Encode the result for the completion.
@@ -358,7 +362,8 @@ class ClaimAttempt:
         """
         try:
             self.result = b"v", self.options.codec.encode(result, "result")
-            if type(result).__module__ != "builtins" and holds_fields(type(result)):
+            kind = type(result)
+            if kind not in _PLAIN_TYPES and kind.__module__ != "builtins" and holds_fields(kind):
                 self.loses_model = not has_model(self.options.returns)
             if failure is not None:
                 self.interruption = failure.__cause__ or failure
@@ -367,10 +372,6 @@ class ClaimAttempt:
                 self.encode_result(result, error)
             else:
                 self.result = b"n", describe_unstored(error)[:500].encode(errors="replace")
-
-    def _build_completion(self) -> Call[bool]:
-        token, retention = self.entry.token, self.options.retention
-        return self.claims.complete(self.record, self._owner, token, retention, *self.result)
 
     def completion(self) -> Ending:
         """Return the parts of the completion of an encoded result, for a batch."""
@@ -384,7 +385,9 @@ class ClaimAttempt:
 
     def build_failure(self, policy: OnError) -> Call[bool]:
         """Build the call that follows a failure of the work: store it, or release the claim."""
-        return self._build_completion() if policy == "store" else self.build_release()
+        if policy != "store":
+            return self.build_release()
+        return self.claims.complete(self.record, self._owner, self.entry.token, self.options.retention, *self.result)
 
     def decide_failure(self, error: BaseException) -> OnError:
         """Apply `on_error` to an exception of the work, and encode the failure if it is to be stored.
@@ -405,10 +408,7 @@ class ClaimAttempt:
 
     @property
     def holds_interrupted(self) -> bool:
-        """True if an interruption of the work leaves the key to `gate.resolve`: the work may have had its effect.
-
-        With a sink the transaction decides, so its key is released.
-        """
+        """True if an interruption of the work leaves the key to `gate.resolve`. With a sink the transaction decides."""
         return self.options.on_lease_loss == "hold" and self.options.sink is None
 
     def must_hold(self, error: BaseException) -> bool:
@@ -440,6 +440,10 @@ class ClaimAttempt:
     def needs_renewal(self) -> bool:
         """True if less than half of the lease is left by this process's clock, because the reply came late."""
         return monotonic() - self.leased_at > self.options.lease / 2000
+
+    def build_checkpoint(self, codec: Codec, data: object) -> Call[bool]:
+        """Build the call that stores a checkpoint. Pass the codec of the gate: that of the options limits results."""
+        return self.claims.checkpoint(self.record, self.owner, codec.encode(data, "checkpoint"))
 
     def build_renewal(self) -> Call[Renewal]:
         """Build the call that renews the lease. It does not shorten a lease that the owner has extended."""

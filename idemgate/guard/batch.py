@@ -59,7 +59,9 @@ class _Batch(list[C]):
 
     def _held_claims(self, error: BaseException | None) -> list[C]:
         """Return the claims that the block must release, because its body has not ended them."""
-        return [claim for claim in self._entered if claim._must_end(error)]
+        if error is not None and self._entered and self._entered[0]._attempt.must_hold(error):
+            return []  # the claims share their options
+        return [claim for claim in self._entered if claim._is_held]
 
     def _leave_block(self) -> None:
         """Stop the heartbeats."""

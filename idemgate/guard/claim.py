@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator
-from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -227,11 +226,8 @@ class BaseClaim:
         """Start the renewals of this claim. With `with_current`, `current()` returns its execution."""
         attempt = self._attempt
         if self._execution is None:
-            build_checkpoint = partial(
-                _checkpoint_call, self._context, attempt
-            )  # a partial, not a method: a reference cycle slows batches
-            owner = self._context.namespace, attempt.options.scope
-            self._execution = Execution(attempt.key, self.token, self.attempt, self.recovered, build_checkpoint, owner)
+            self._execution = Execution(self._context, attempt, self.token, self.attempt, self.recovered)
+        if with_current:
             self._execution.end_with(self)
         heartbeat = Heartbeat(self._context, attempt, self._execution, with_current)
         return heartbeat.__enter__()
@@ -266,12 +262,6 @@ class BaseClaim:
         if not self._must_end(error):
             return None
         return self._end_with(self._build_completion(None, None) if error is None else self._attempt.build_release())
-
-
-def _checkpoint_call(context: Context, attempt: ClaimAttempt, data: object) -> tuple[Context, Call[bool]]:
-    """Build the call that stores a checkpoint."""
-    packed = attempt.options.codec.encode(data, "checkpoint")
-    return context, attempt.claims.checkpoint(attempt.record, attempt.owner, packed)
 
 
 class Claim(BaseClaim):
@@ -368,7 +358,7 @@ class Claim(BaseClaim):
             InvalidArgument: the data cannot be stored.
             StoreError: the store did not answer.
         """
-        return self._context.link.run(_checkpoint_call(self._context, self._attempt, data)[1])
+        return self._context.link.run(self._attempt.build_checkpoint(self._context.codec, data))
 
     def wait(self, timeout: Duration) -> State:
         """Wait until the claim of another owner ends, then claim again.
@@ -465,7 +455,7 @@ class AioClaim(BaseClaim):
 
     async def checkpoint(self, data: object) -> bool:
         """Store data for the next attempt; see `Claim.checkpoint`."""
-        return await self._context.aio_link.run(_checkpoint_call(self._context, self._attempt, data)[1])
+        return await self._context.aio_link.run(self._attempt.build_checkpoint(self._context.codec, data))
 
     async def wait(self, timeout: Duration) -> State:  # noqa: ASYNC109 - a timeout returns a state and does not raise
         """Wait until the claim of another owner ends, then claim again; see `Claim.wait`."""

@@ -6,12 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from idemgate.core.calls import Call
 from idemgate.core.keys import Key, step_key, text_of
 from idemgate.errors import InvalidArgument, LeaseLost, NoCurrentExecution
 from idemgate.store.context import Context
+
+if TYPE_CHECKING:
+    from idemgate.guard.attempt import ClaimAttempt
 
 __all__ = [
     "AioExecution",
@@ -24,8 +28,6 @@ __all__ = [
     "use_execution",
 ]
 
-Save = Callable[[object], "tuple[Context, Call[bool]]"]
-"""A function that builds the call that stores a checkpoint, and returns its context."""
 _current: ContextVar[Execution | None] = ContextVar("idemgate_current", default=None)
 
 
@@ -46,12 +48,12 @@ class Execution:
     __slots__ = (
         "_block",
         "_cancelled",
+        "_claim",
+        "_context",
         "_ended",
-        "_key",
         "_lost",
         "_ordinals",
-        "_owner",
-        "_save",
+        "_saves",
         "attempt",
         "recovered",
         "token",
@@ -59,27 +61,33 @@ class Execution:
 
     def __init__(
         self,
-        key: Key,
+        context: Context,
+        claim: ClaimAttempt,
         token: int,
         attempt: int,
-        recovered: object,
-        save: Save | None,
-        owner: tuple[str, str],
+        recovered: object = None,
+        saves: bool = True,
     ) -> None:
-        self._key = key
-        self._owner = owner
+        # Each guarded call makes an instance, so what `claim` says is read when it is asked for.
+        self._context = context
+        self._claim = claim
         self._ordinals: Counter[str] | None = None
         self._block: Callable[[], object] | None = None
         self.token = token
         self.attempt = attempt
         self._lost = self._ended = self._cancelled = False
         self.recovered = recovered
-        self._save = save
+        self._saves = saves
+
+    def _identity(self) -> tuple[str, str, Key]:
+        """Return the namespace, the scope and the key."""
+        claim = self._claim
+        return claim.claims.namespace, claim.options.scope, claim.key
 
     @property
     def key(self) -> str:
         """The idempotency key, or the key of the message, as text without its scope."""
-        return text_of(self._key)
+        return text_of(self._identity()[2])
 
     @property
     def lease_lost(self) -> bool:
@@ -108,7 +116,7 @@ class Execution:
         Raises:
             InvalidArgument: the step is no text, or empty.
         """
-        return step_key(*self._owner, self._key, check_step(step))
+        return step_key(*self._identity(), check_step(step))
 
     def end_with(self, block: object) -> None:
         """End this execution for `current()` when `block` is gone, which a signal handler kept from being left."""
@@ -134,7 +142,7 @@ class Execution:
             self._ordinals = Counter()
         trigger = f"trigger:{len(topic)}:{topic}:{len(key)}:{key.hex()}:{payload.hex()}"
         self._ordinals[trigger] += 1
-        return step_key(*self._owner, self._key, f"{trigger}:{self._ordinals[trigger]}")
+        return step_key(*self._identity(), f"{trigger}:{self._ordinals[trigger]}")
 
     def end(self) -> None:
         """Mark the work as ended. A renewal that is refused from now on is no loss, because the claim is ending."""
@@ -154,7 +162,7 @@ class Execution:
     def check_lease(self) -> None:
         """Raise LeaseLost if the lease is known to be lost."""
         if self.lease_lost:
-            raise LeaseLost(self.key, self.token, self._owner[1])
+            raise LeaseLost(self.key, self.token, self._identity()[1])
 
     def checkpoint(self, data: object) -> bool:
         """Store data for the next attempt, in case this one does not finish. One round trip.
@@ -178,11 +186,11 @@ class Execution:
         return AioExecution(self)
 
     def _checkpoint(self, data: object) -> tuple[Context, Call[bool]]:
-        if self._save is None:
+        if not self._saves:
             raise NoCurrentExecution(
                 "checkpoint() works inside a function guarded with once; this is not one, or it runs unguarded"
             )
-        return self._save(data)
+        return self._context, self._claim.build_checkpoint(self._context.codec, data)
 
     def _record_reply(self, held: bool) -> bool:
         if not held:

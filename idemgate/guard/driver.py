@@ -11,11 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, nullcontext
 from time import monotonic
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from idemgate.core.backoff import to_async
 from idemgate.core.calls import Call
-from idemgate.core.validation import call_blocking
+from idemgate.core.validation import call_blocking, refuse_coroutine
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.errors import (
     DecodeError,
@@ -67,17 +68,10 @@ class Driver:
         self._warned_of_model = False
         self.end_timeouts = end_timeouts(context, options.lease)
 
-    # Both are built at the first call, because `configure` may still change the namespace before.
-
     @functools.cached_property
     def claims(self) -> Claims:
-        """The builder of the calls."""
+        """The builder of the calls. It is built at the first call, since `configure` may still change the namespace."""
         return Claims(self.context.namespace, self.context.clock)
-
-    @functools.cached_property
-    def owner(self) -> tuple[str, str]:
-        """The namespace and the scope."""
-        return self.context.namespace, self.options.scope
 
     # Without a key
 
@@ -148,7 +142,9 @@ class Driver:
             return result
         with self.start_heartbeat(attempt) as heartbeat:
             try:
-                result = call_blocking(work, args, kwargs)
+                result = work(*args, **kwargs)
+                if result.__class__ is CoroutineType:  # inlined `call_blocking`
+                    refuse_coroutine(result)
             except BaseException as error:
                 heartbeat.end_work()
                 failed = self.build_failure(attempt, error)
@@ -394,14 +390,8 @@ class Driver:
         """Renew the lease until the block is left. `current()` works while the work runs."""
         entry = attempt.entry
         recovered = self.context.codec.decode(entry.checkpoint) if entry.checkpoint else None
-        build_checkpoint = functools.partial(self._checkpoint_call, attempt)
-        execution = Execution(attempt.key, entry.token, entry.attempt, recovered, build_checkpoint, self.owner)
+        execution = Execution(self.context, attempt, entry.token, entry.attempt, recovered)
         return Heartbeat(self.context, attempt, execution, with_current)
-
-    def _checkpoint_call(self, attempt: ClaimAttempt, data: object) -> tuple[Context, Call[bool]]:
-        """Build the call that stores a checkpoint."""
-        packed = self.context.codec.encode(data, "checkpoint")  # not the codec of the options: its limit is for results
-        return self.context, attempt.claims.checkpoint(attempt.record, attempt.owner, packed)
 
     @contextmanager
     def hold_without_lease(self, attempt: ClaimAttempt, guarded: bool) -> Generator[bool]:
@@ -419,10 +409,8 @@ class Driver:
     def _execution_without_lease(self, attempt: ClaimAttempt) -> Execution:
         """Return the execution for `current()` of a run without a lease."""
         entry = attempt.entry
-        build_checkpoint = functools.partial(self._checkpoint_call, attempt) if self.options.shadow else None
-        if entry.state == "started":
-            return Execution(attempt.key, entry.token, entry.attempt, None, build_checkpoint, self.owner)
-        return Execution(attempt.key, 0, 1, None, build_checkpoint, self.owner)
+        token, number = (entry.token, entry.attempt) if entry.state == "started" else (0, 1)
+        return Execution(self.context, attempt, token, number, saves=self.options.shadow)
 
     def apply_store_policy(self, attempt: ClaimAttempt, error: StoreError) -> DuplicateResult | None:
         """Apply `on_store_error`: raise, run unguarded, or guard the run within this process."""

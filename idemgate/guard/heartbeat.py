@@ -73,7 +73,7 @@ class Heartbeat(LeaseRenewal):
         self._attempt = attempt
         self._execution = execution
         self._handed_over = False
-        self._previous = get_current()
+        self._previous = get_current() if with_current else None
 
     def __enter__(self) -> Self:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from idemgate.core.keys import step_key
+from idemgate.core.keys import Key, step_key
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.errors import PartialFailure
 from idemgate.guard.current import Execution, check_step, set_current
@@ -70,14 +70,17 @@ def judge_partial_failure(verdict: Verdict[Any]) -> Verdict[Any]:
 class DeliveryExecution(Execution):
     """The object that `current()` returns inside a topic's handler: a view of its delivery."""
 
-    __slots__ = ("_delivery",)
-    _save = recovered = _block = None  # of the class, because each delivery makes an instance
+    __slots__ = ("_delivery", "_owner")
+    _saves, recovered, _block = False, None, None  # of the class, because each delivery makes an instance
 
     def __init__(self, delivery: Delivery[Any], owner: tuple[str, str]) -> None:
         # No super().__init__(): it needs the attempt, which is known only after the message is unpacked.
-        self._key, self.token = delivery.raw_key, delivery.token
+        self.token = delivery.token
         self._owner = owner
         self._delivery = delivery
+
+    def _identity(self) -> tuple[str, str, Key]:
+        return *self._owner, self._delivery.raw_key
 
     @property
     def attempt(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
