@@ -330,7 +330,7 @@ class LeaseLost(ClaimRejected):
 
 
 class OutcomeUnknown(ClaimRejected):
-    """A former owner lost its lease, and `on_lease_loss="hold"` blocks the key.
+    """A former owner vanished or was interrupted, and `on_lease_loss="hold"` blocks the key.
 
     An operator has to find out whether the effect happened, and then call `gate.resolve`. `attempt` is the number of
     the attempt that did not end.
@@ -338,8 +338,9 @@ class OutcomeUnknown(ClaimRejected):
 
     def __init__(self, key: str, attempt: int, scope: str = "claim") -> None:
         text = (
-            f"{key!r} was started (attempt {attempt}) and its owner vanished; its outcome is unknown. Look whether the "
-            f"effect happened, then gate.resolve({key!r}, scope={scope!r}, done=True or False)"
+            f"{key!r} was started (attempt {attempt}) and its owner vanished or was interrupted; its outcome is "
+            f"unknown. Look whether the effect happened, "
+            f"then gate.resolve({key!r}, scope={scope!r}, done=True or False)"
         )
         super().__init__(key, text, scope)
         self.args = key, attempt, scope

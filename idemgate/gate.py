@@ -138,7 +138,7 @@ class Gate(GuardMethods, SubscriberMethods):
 
         Raises:
             KeyReused: the key was used with another fingerprint.
-            OutcomeUnknown: a former owner lost its lease, and `on_lease_loss` is "hold".
+            OutcomeUnknown: a former owner vanished or was interrupted, and `on_lease_loss` is "hold".
             AttemptsExhausted: the key reached `max_attempts`.
             LeaseLost: the reply came so late that another caller has taken the key over.
             StoreError: the store did not answer.
