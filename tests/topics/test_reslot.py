@@ -394,6 +394,23 @@ async def test_one_key_in_two_slots_becomes_one(face: Face, clock: Clock, conser
     await conserved(topic, ["k"])
 
 
+async def test_versions_of_acked_messages_move_to_the_slots_of_their_keys(face: Face) -> None:
+    # Given versions of keys without a message, half of them in groups
+    def build(version: int) -> list[Trigger]:
+        grouped = [Trigger(f"{key}-grouped", 1, group=f"group-{key}", version=version) for key in KEYS]
+        return grouped + [Trigger(key, 1, version=version) for key in KEYS]
+
+    topic = face.topic("t", slots=1, dedup_retention="100s")
+    await topic.trigger_many(build(5))
+    while taken := await topic.take(100):
+        for delivery in taken:
+            await topic.ack(delivery)
+    # When they move to other slots
+    await topic.reshard(8)
+    # Then each is known there
+    assert {receipt.status for receipt in await topic.trigger_many(build(4))} == {"dropped"}
+
+
 async def test_what_two_slots_remember_of_one_key_becomes_one(face: Face, clock: Clock) -> None:
     # Given an event and a version that are remembered in several slots, since the key came with several groups
     topic = face.topic("t", slots=16, dedup_retention="100s")

@@ -31,6 +31,8 @@ async def test_all_merged_callers_get_one_result(face: Any, clock: Clock) -> Non
         await topic.ack(delivery, result={"sum": sum(delivery.payload)})
     assert [await topic.result(receipt, 0) for receipt in receipts] == [{"sum": 3}] * 3
     assert await topic.result(other, 0) == {"sum": 9}
+    counters = (await topic.stats()).counters
+    assert (counters["acked"], counters["acked_triggers"]) == (2, 4)
 
 
 async def test_a_trigger_during_a_delivery_waits_for_the_next_one(face: Any) -> None:
