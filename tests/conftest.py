@@ -5,8 +5,8 @@ set, and ends with the tests. With `IDEMGATE_TEST_PROTOCOL=3` its URL asks for R
 `IDEMGATE_TEST_ROLES=guard,producer` the gate of a test logs in as a user with the access list of these roles
 (`tools/roles.py`).
 
-Tests of faults say what they did with `record_fault`, and draw what is left to chance from `drawn`; `IDEMGATE_FAULTS`
-is how many of each fault they inject (`tools/reliability.py`).
+Tests of faults say what they did with `record_fault`, and draw what is left to chance from `drawn` (`tests/seeds.py`).
+`IDEMGATE_FAULTS` is how many of each fault they inject (`tools/reliability.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import functools
 import gc
 import itertools
 import os
-import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -41,7 +40,9 @@ PASSWORD = "c4n4ry-p455w0rd"
 """Of the users that tests make; it is not to be seen in any log, text or error."""
 _numbers = itertools.count()
 # How long an example takes is the machine's affair: no test measures time.
-settings.register_profile("idemgate", deadline=None, max_examples=int(os.environ.get("IDEMGATE_EXAMPLES", "50")))
+settings.register_profile(
+    "idemgate", deadline=None, database=None, max_examples=int(os.environ.get("IDEMGATE_EXAMPLES", "50"))
+)
 settings.load_profile("idemgate")
 
 
@@ -317,17 +318,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 def many() -> Callable[[int], int]:
     """`many(5)`: five of a fault in the usual suite, IDEMGATE_FAULTS of it in a large run."""
     return lambda few: max(few, FAULTS)
-
-
-@pytest.fixture
-def seed() -> int:
-    """Of what a test leaves to chance; IDEMGATE_SEED repeats one."""
-    return int(os.environ.get("IDEMGATE_SEED", random.randrange(1_000_000)))
-
-
-@pytest.fixture
-def drawn(seed: int) -> random.Random:
-    return random.Random(seed)
 
 
 @pytest.fixture

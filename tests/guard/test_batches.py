@@ -491,14 +491,14 @@ async def test_of_batches_that_overlap_each_key_is_done_by_one(face: Any) -> Non
     # Given consumers that get the same messages in batches that overlap, some of which they fail to do
     keys, history = [f"k{n}" for n in range(60)], History()
 
-    async def consume(random: Random) -> None:
-        batch = random.choices(keys, k=20)
+    async def consume(drawn: Random) -> None:
+        batch = drawn.choices(keys, k=20)
         async with block(face, batch) as claims:
             mine = [(key, claim) for key, claim in zip(batch, claims, strict=True) if claim.started]
             for key, claim in mine:
                 with history.run(key, claim.token, claim.attempt):
                     await asyncio.sleep(0)
-            done = [one for one in mine if random.random() < 0.7]
+            done = [one for one in mine if drawn.random() < 0.7]
             assert await face.complete_many([(claim, key) for key, claim in done]) == [True] * len(done)
             for key, claim in done:
                 history.done(key, claim.token)

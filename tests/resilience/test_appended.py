@@ -41,7 +41,7 @@ def load(gate: Gate, name: int, halt: threading.Event, sure: list[tuple[str, str
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("policy", ["always", "everysec", "no"])
 def test_what_was_acknowledged_before_kill_9_is_there_afterwards(
-    tmp_path: Path, namespace: str, policy: str, kills: int, record_fault: Callable[..., None]
+    tmp_path: Path, namespace: str, policy: str, kills: int, drawn: random.Random, record_fault: Callable[..., None]
 ) -> None:
     rounds, acknowledged, lost = min(max(2, kills // 10), 30), 0, 0
     with Server(tmp_path / "data", *APPEND, policy) as server:
@@ -51,7 +51,7 @@ def test_what_was_acknowledged_before_kill_9_is_there_afterwards(
             threads = [threading.Thread(target=load, args=(gate, n, halt, sure)) for n in range(4)]
             for one in threads:
                 one.start()
-            while len(sure) < random.randint(200, 600) and any(one.is_alive() for one in threads):
+            while len(sure) < drawn.randint(200, 600) and any(one.is_alive() for one in threads):
                 halt.wait(0.001)
             # When the server is killed among them, and started again
             server.kill()
@@ -89,7 +89,7 @@ def _there(gate: Gate, topic: Any, what: str, key: str, token: int) -> bool:
 
 
 def test_with_fsync_always_nothing_acknowledged_is_lost_when_the_power_fails(
-    tmp_path: Path, namespace: str, kills: int, record_fault: Callable[..., None]
+    tmp_path: Path, namespace: str, kills: int, drawn: random.Random, record_fault: Callable[..., None]
 ) -> None:
     # Given what the file held when each call returned: all of that was synced before the reply
     known: list[tuple[int, tuple[str, str, int]]] = []
@@ -105,7 +105,7 @@ def test_with_fsync_always_nothing_acknowledged_is_lost_when_the_power_fails(
         server.kill()
         whole = server.file.read_bytes()
     # When nothing of what came later is on disk
-    cuts = random.sample(range(1, len(known)), min(len(known) - 1, max(4, kills)))
+    cuts = drawn.sample(range(1, len(known)), min(len(known) - 1, max(4, kills)))
     for turn, last in enumerate(cuts):
         with _restored(tmp_path / f"cut{turn}", tmp_path / "data", whole[: known[last][0]]) as again:
             # Then all that was acknowledged until then is there

@@ -40,9 +40,9 @@ gate.run()
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_killed_replicas_run_no_completed_message_again_and_block_no_key(
-    url: str, namespace: str, raw: Any, sound: Callable[[Gate], None]
+    url: str, namespace: str, raw: Any, sound: Callable[[Gate], None], drawn: random.Random
 ) -> None:
-    channel, chance = f"prices-{namespace}", random.Random(namespace)
+    channel = f"prices-{namespace}"
     identifiers = list[str]()
 
     def start() -> subprocess.Popen[bytes]:
@@ -70,8 +70,8 @@ def test_killed_replicas_run_no_completed_message_again_and_block_no_key(
             for turn in range(KILLS):
                 identifiers += [f"{turn}-{number}" for number in range(MESSAGES)]
                 publish(identifiers)
-                time.sleep(chance.uniform(0, 0.06))
-                victim = replicas.pop(chance.randrange(REPLICAS))
+                time.sleep(drawn.uniform(0, 0.06))
+                victim = replicas.pop(drawn.randrange(REPLICAS))
                 victim.kill()
                 victim.wait()
                 replicas.append(start())

@@ -100,9 +100,9 @@ def test_of_a_request_whose_server_is_killed_the_retry_gets_the_answer(shop: Sho
     print(f"N={KILLS} kills, of which {sum(n > 1 for n in expected.values())} inside the window")
 
 
-def test_of_a_request_whose_server_is_killed_at_random_the_retry_gets_the_answer(shop: Shop) -> None:
-    seed = random.randrange(1_000_000)
-    drawn = random.Random(seed)
+def test_of_a_request_whose_server_is_killed_at_random_the_retry_gets_the_answer(
+    shop: Shop, seed: int, drawn: random.Random
+) -> None:
     answers: dict[str, str] = {}
     failures: Counter[str] = Counter()
     numbers = iter(range(1 << 20))

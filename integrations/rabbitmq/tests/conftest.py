@@ -23,11 +23,10 @@ from pika.exceptions import AMQPError
 from idemgate import Gate
 from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
-from tests.conftest import (  # noqa: F401 - rows of docs/reliability.md, and seeds
+from tests.conftest import (  # noqa: F401 - rows of docs/reliability.md
     pytest_collection_modifyitems,
     pytest_runtest_makereport,
     record_fault,
-    seed,
 )
 from tests.needs import report_missing
 

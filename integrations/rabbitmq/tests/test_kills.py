@@ -28,8 +28,18 @@ KILLS = int(os.environ.get("IDEMGATE_KILLS", "0"))
 class Case:
     """A topic, the queue that it is sent to, processes that send and die, and the effects of a guarded consumer."""
 
-    def __init__(self, gate: Gate, store: str, broker: Any, queue: Any, python: Any, *, backoff: Duration = 0) -> None:
-        self.gate = gate
+    def __init__(
+        self,
+        gate: Gate,
+        store: str,
+        broker: Any,
+        queue: Any,
+        python: Any,
+        drawn: random.Random,
+        *,
+        backoff: Duration = 0,
+    ) -> None:
+        self.gate, self.drawn = gate, drawn
         self.topic = gate.topic("jobs", merge="append", slots=2, backoff=backoff, max_attempts=1000)
         self.store, self.broker, self.queue, self.python = store, broker, queue, python
         self.sent: Counter[str] = Counter()
@@ -41,7 +51,7 @@ class Case:
         """New keys, each triggered once or a few times; all due now."""
         for _ in range(keys):
             key = next(self._keys)
-            triggers = [(str(key), f"{key}.{n}") for n in range(random.randint(1, 3))]
+            triggers = [(str(key), f"{key}.{n}") for n in range(self.drawn.randint(1, 3))]
             await self.topic.aio.trigger_many(triggers)
             self.sent.update(payload for _, payload in triggers)
 
@@ -103,8 +113,8 @@ class Case:
 
 
 @pytest.fixture
-def case(gate: Gate, store: str, broker: Any, queue: Any, python: Any) -> Case:
-    return Case(gate, store, broker, queue, python)
+def case(gate: Gate, store: str, broker: Any, queue: Any, python: Any, drawn: random.Random) -> Case:
+    return Case(gate, store, broker, queue, python, drawn)
 
 
 @pytest.mark.parametrize("client", ["aio", "blocking"])
@@ -129,7 +139,7 @@ async def test_killed_between_the_confirm_and_the_acknowledgement(case: Case, cl
 async def test_killed_at_random_moments(case: Case, client: str) -> None:
     for _ in range(3):
         await case.trigger(60)
-        await case.send(client, after=random.uniform(0, 0.08))
+        await case.send(client, after=case.drawn.uniform(0, 0.08))
         await case.consumed()
     await case.finish(client)
     await case.consumed()
@@ -144,12 +154,12 @@ async def test_many_kills(case: Case) -> None:
         pytest.skip("IDEMGATE_KILLS says how many")
     while case.kills < KILLS:
         await case.trigger(60)
-        client = random.choice(["aio", "blocking"])
-        if random.random() < 0.5:
-            await case.send(client, die=random.randint(1, 50))
+        client = case.drawn.choice(["aio", "blocking"])
+        if case.drawn.random() < 0.5:
+            await case.send(client, die=case.drawn.randint(1, 50))
         else:
-            await case.send(client, after=random.uniform(0, 0.08))
-        if random.random() < 0.3:
+            await case.send(client, after=case.drawn.uniform(0, 0.08))
+        if case.drawn.random() < 0.3:
             await case.consumed()
     await case.finish("aio")
     await case.consumed()
@@ -163,11 +173,11 @@ async def test_many_kills(case: Case) -> None:
 @pytest.mark.parametrize("client", [AioPublisher, Publisher])
 @pytest.mark.slow
 async def test_the_broker_is_killed_and_comes_back(
-    client: Any, store: str, namespace: str, broker: Any, queue: Any, python: Any
+    client: Any, store: str, namespace: str, broker: Any, queue: Any, python: Any, drawn: random.Random
 ) -> None:
     # Given a worker that sends all the time, to a durable queue, in real time
     gate = Gate(store, namespace=namespace)
-    case = Case(gate, store, broker, queue, python, backoff="50ms")
+    case = Case(gate, store, broker, queue, python, drawn, backoff="50ms")
     publisher = client(broker.url, routing_key=queue.name, timeout="2s")
     case.topic.handler(publisher)
     stop = asyncio.Event()

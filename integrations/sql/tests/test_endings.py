@@ -312,12 +312,9 @@ async def test_a_caller_that_is_cancelled_at_a_step_of_the_transaction(
 
 
 async def test_callers_that_are_cancelled_at_random(
-    gate: Gate, awaiting: Flavour, inbox: Any, record_property: Any
+    gate: Gate, awaiting: Flavour, inbox: Any, seed: int, drawn: random.Random
 ) -> None:
     flavour = awaiting
-    seed = random.randrange(1_000_000)
-    record_property("seed", seed)
-    drawn = random.Random(seed)
     pay = flavour.decorate(gate, inbox, credit, on_in_progress="wait")  # a release may be under way
     for number in range(40):
         key = f"p{number:02}"
@@ -359,13 +356,13 @@ class Interrupted(BaseException):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections that were not closed
-def test_runs_that_a_signal_handler_interrupts_at_random(url: str, namespace: str, flavour: Flavour) -> None:
+def test_runs_that_a_signal_handler_interrupts_at_random(
+    url: str, namespace: str, flavour: Flavour, seed: int, drawn: random.Random
+) -> None:
     if not flavour.survives_signals:
         pytest.skip("a task is cancelled instead, or the client library leaves locks behind")
     inbox = flavour.open_inbox()
     inbox.create_tables()
-    seed = random.randrange(1_000_000)
-    drawn = random.Random(seed)
 
     def interrupt(*_: object) -> None:
         raise Interrupted

@@ -145,8 +145,9 @@ def own_url() -> Iterator[str]:
 
 
 @pytest.fixture
-async def payments(request: pytest.FixtureRequest, zygote: Zygote, own_url: str, flavour: Flavour, capsys: Any) -> Any:
-    seed = int(os.environ.get("IDEMGATE_SEED", random.randrange(1_000_000)))
+async def payments(
+    request: pytest.FixtureRequest, zygote: Zygote, own_url: str, flavour: Flavour, capsys: Any, seed: int
+) -> Any:
     name = request.node.callspec.params["flavour"]
     await flavour.create()
     made, began = Payments(zygote, own_url, flavour, name, seed), time.monotonic()

@@ -117,9 +117,7 @@ class Relays:
 
 
 @pytest.fixture
-async def orders(zygotes: list[Zygote], url: str, flavour: Flavour, inbox: Any, request: Any) -> Any:
-    seed = int(os.environ.get("IDEMGATE_SEED") or random.SystemRandom().randrange(10**6))
-    print(f"IDEMGATE_SEED={seed}")
+async def orders(zygotes: list[Zygote], url: str, flavour: Flavour, inbox: Any, request: Any, seed: int) -> Any:
     name = request.node.callspec.params["flavour"]
     made = Orders(Relays(zygotes), url, flavour, inbox, name, seed)  # type: ignore[arg-type]
     yield made

@@ -6,7 +6,6 @@ Each committed row is delivered once, in the order of its key.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -68,13 +67,6 @@ class Rows:
         assert self.delivered == self.committed
         report = audit(self.gate)
         assert report.by_kind.keys() <= {*known}, str(report)
-
-
-@pytest.fixture
-def seed() -> int:
-    drawn = int(os.environ.get("IDEMGATE_SEED") or random.SystemRandom().randrange(10**6))
-    print(f"IDEMGATE_SEED={drawn}")
-    return drawn
 
 
 @pytest.fixture
