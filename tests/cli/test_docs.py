@@ -57,7 +57,7 @@ def test_the_page_runs(page: Path, tmp_path: Path, url: str, namespace: str, req
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
