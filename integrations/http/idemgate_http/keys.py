@@ -40,7 +40,7 @@ def record_key(caller: str, method: str, path: str, key: str) -> str:
 
     Args:
         caller: what `caller=` returns, as text; "" with `single_tenant`. For a webhook
-            "<length>:<caller>:<provider>:<source of the event>", for example "0::stripe:stripe".
+            "<length>:<caller>:<provider>:<source of the event>", for example "0::github:github:repository:42:7".
         method: in upper case.
         path: the whole decoded path.
         key: the value of the header without quotes, or the id of the event.

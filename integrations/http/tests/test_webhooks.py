@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from idemgate_http.webhooks import (
     Event,
     GitHub,
     Secrets,
+    Shopify,
     Slack,
     Source,
     StandardWebhooks,
@@ -51,6 +53,19 @@ def slack(secret: str, body: str, at: int) -> dict[str, str]:
     return {"X-Slack-Request-Timestamp": str(at), "X-Slack-Signature": "v0=" + signature}
 
 
+def shopify(secret: str, body: str, at: int) -> dict[str, str]:
+    signature = b64encode(hmac.digest(secret.encode(), body.encode(), "sha256")).decode()
+    return {
+        "X-Shopify-Hmac-SHA256": signature,
+        "X-Shopify-Webhook-Id": "evt_1",
+        "X-Shopify-Shop-Domain": "Anna.myshopify.com",
+    }
+
+
+def svix(secret: str, body: str, at: int) -> dict[str, str]:
+    return {f"svix-{name.partition('-')[2]}": value for name, value in standard(secret, body, at).items()}
+
+
 def standard(secret: str, body: str, at: int) -> dict[str, str]:
     signature = sign(secret, "evt_1", at, body.encode())
     return {"webhook-id": "evt_1", "webhook-timestamp": str(at), "webhook-signature": signature}
@@ -60,8 +75,15 @@ class Provider:
     """How a provider signs, and the source that verifies it."""
 
     def __init__(
-        self, name: str, make: Callable[..., Source], signing: Any, secrets: tuple[str, str], timed: bool
+        self,
+        name: str,
+        make: Callable[..., Source],
+        signing: Any,
+        secrets: tuple[str, str],
+        timed: bool,
+        source: str = "",
     ) -> None:
+        self.source = source or name
         self.name, self.make, self.signing, self.timed = name, make, signing, timed
         self.secret, self.other = secrets
         self.body = json.dumps({"id": "evt_1", "event_id": "evt_1", "type": "charge", "zo\u00eb": 1})
@@ -79,6 +101,8 @@ PROVIDERS = [
     Provider("github", GitHub, github, PLAIN, False),
     Provider("slack", Slack, slack, PLAIN, True),
     Provider("standard", StandardWebhooks, standard, (STANDARD, new_secret()), True),
+    Provider("svix", StandardWebhooks, svix, (STANDARD, new_secret()), True, "standard"),
+    Provider("shopify", Shopify, shopify, PLAIN, False, "shopify:anna.myshopify.com"),
 ]
 
 
@@ -89,7 +113,7 @@ def provider(request: pytest.FixtureRequest) -> Any:
 
 def test_a_signed_event_has_its_id(provider: Provider) -> None:
     headers = provider.headers(provider.secret)
-    assert provider.verify(provider.secret, headers) == Event("evt_1", provider.name)
+    assert provider.verify(provider.secret, headers) == Event("evt_1", provider.source)
     upper = {name.upper(): value for name, value in headers.items()}
     raw = {name.encode(): value.encode() for name, value in headers.items()}
     assert provider.verify(provider.secret, upper).id == provider.verify(provider.secret, raw).id == "evt_1"
@@ -173,6 +197,50 @@ def test_messages_of_slack_without_an_id(kind: str) -> None:
     assert Slack("s").verify(slack("s", body, AT), body.encode(), AT) == Event(None, "slack")
 
 
+def hook(id: str, target: str = "repository", owner: str = "42") -> dict[str, str]:
+    return {
+        "X-GitHub-Hook-ID": id,
+        "X-GitHub-Hook-Installation-Target-Type": target,
+        "X-GitHub-Hook-Installation-Target-ID": owner,
+    }
+
+
+def sources_of(make: Callable[..., Source], signing: Any, requests: list[tuple[dict[str, Any], dict[str, str]]]) -> Any:
+    """Return the sources of events with one id, each with what its sender adds to the body and to the headers."""
+    events: list[Event] = []
+    for extra, headers in requests:
+        body = json.dumps({"id": "evt_1", "event_id": "evt_1"} | extra)
+        events.append(make("s").verify(signing("s", body, AT) | headers, body.encode(), AT))
+    assert {event.id for event in events} == {"evt_1"}
+    return [event.source for event in events]
+
+
+def test_the_endpoints_and_accounts_of_a_provider_are_sources_of_their_own() -> None:
+    hooks = [
+        hook("7"),
+        hook("8"),
+        hook("7", "integration"),
+        hook("7", owner="43"),
+        hook("7", "a:b"),
+        hook("7", "a", "b"),
+    ]
+    sources = {
+        "github": sources_of(GitHub, github, [({}, one) for one in hooks]),
+        "stripe": sources_of(Stripe, stripe, [({}, {}), ({"account": "acct_1"}, {}), ({"context": "acct_2"}, {})]),
+        "slack": sources_of(Slack, slack, [({"api_app_id": a, "team_id": t}, {}) for a in "AB" for t in "TU"]),
+        "shopify": sources_of(Shopify, shopify, [({}, {"X-Shopify-Shop-Domain": shop}) for shop in ("a.x", "b.x")]),
+    }
+    for name, found in sources.items():
+        assert len(set(found)) == len(found), name
+    assert sources["github"][0] == "github:repository:42:7"
+    # A retry has the same source, whatever else its sender changes, and odd values of a signed body are no error
+    assert sources_of(GitHub, github, [({"a": 1}, hooks[0])]) == sources["github"][:1]
+    assert sources_of(Stripe, stripe, [({"account": 5}, {}), ({"account": "\ud800"}, {})]) == [
+        "stripe",
+        "stripe:%ED%A0%80",
+    ]
+
+
 def test_two_times_of_stripe_are_refused() -> None:
     headers = {"stripe-signature": f"t={AT},t={AT + 1},v1={hexdigest('s', f'{AT}.{{}}')}"}
     with pytest.raises(BadSignature, match="one time"):
@@ -228,8 +296,18 @@ def test_copies_of_an_event_get_the_first_answer(serve: Callable[..., Client], p
     refused = send(client, provider, provider.other)
     assert (refused.status_code, refused.json()["type"]) == (400, "urn:idemgate:problem:webhook-refused")
     assert len(effects.calls) == 2
-    assert f"http.webhook_refused source={provider.name}" in caplog.text
+    assert f"http.webhook_refused source={provider.make(provider.secret).name}:" in caplog.text
     assert provider.secret not in caplog.text
+
+
+def test_two_hooks_of_one_url_get_the_same_event(serve: Callable[..., Client]) -> None:
+    """GitHub gives an event one delivery id, however many hooks subscribe to it."""
+    effects = Effects(lambda call, number: Answer(b"%d" % number))
+    client = serve(effects, caller=None, source=GitHub(["s", "of the app"]))
+    provider = PROVIDERS[1]
+    hooks = {"s": hook("7"), "of the app": hook("8", "integration")}
+    answers = [send(client, provider, secret, **hooks[secret]) for secret in [*hooks, *hooks]]
+    assert [answer.content for answer in answers] == [b"1", b"2", b"1", b"2"]
 
 
 def test_a_copy_of_an_event_whose_answer_was_not_kept_is_accepted(serve: Callable[..., Client]) -> None:

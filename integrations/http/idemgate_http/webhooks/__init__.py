@@ -5,6 +5,7 @@ from __future__ import annotations
 from idemgate_http.webhooks.cloudevents import CloudEvents
 from idemgate_http.webhooks.event import BadSignature, Event, Secrets, Source
 from idemgate_http.webhooks.github import GitHub
+from idemgate_http.webhooks.shopify import Shopify
 from idemgate_http.webhooks.slack import Slack
 from idemgate_http.webhooks.standard import StandardWebhooks, new_secret, secret_bytes, sign
 from idemgate_http.webhooks.stripe import Stripe
@@ -15,6 +16,7 @@ __all__ = [
     "Event",
     "GitHub",
     "Secrets",
+    "Shopify",
     "Slack",
     "Source",
     "StandardWebhooks",

@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
+from urllib.parse import quote
 
 from idemgate import Duration, InvalidArgument
 from idemgate.types import milliseconds
@@ -35,7 +36,6 @@ class Event(NamedTuple):
     Attributes:
         id: its id, which is the same at each attempt. It is the key for a guard. None for a message without an
             id, such as a handshake.
-        source: who sent it: the provider's name, or the `source` of a CloudEvent.
     """
 
     id: str | None
@@ -163,6 +163,17 @@ def read_hex(text: str) -> bytes:
         return bytes.fromhex(text) if text.isascii() else b""
     except ValueError:
         return b""
+
+
+def name_source(provider: str, *parts: object) -> str:
+    """Return the source of an event: the provider and what tells its endpoints or accounts apart.
+
+    Parts that are no text count as missing. Different parts never make the same text.
+    """
+    texts = [part if isinstance(part, str) else "" for part in parts]
+    if not any(texts):
+        return provider
+    return ":".join([provider, *(quote(text, safe="", errors="surrogatepass") for text in texts)])
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from idemgate_http.webhooks.event import (
     check_body,
     check_id,
     check_signature,
+    name_source,
     need,
     read_headers,
     read_hex,
@@ -19,12 +20,16 @@ from idemgate_http.webhooks.event import (
 __all__ = ["GitHub"]
 
 _PREFIX = "sha256="
+_HOOK = ("installation-target-type", "installation-target-id", "id")
 
 
 class GitHub(SignedSource):
     """The webhooks of GitHub.
 
-    The signature covers the body only. A captured request verifies for ever, and with another delivery id it is
+    One event has the same delivery id for each hook that subscribes to it. So the hook, and the repository,
+    organization or app that it belongs to, are part of the source.
+
+    The signature covers the body only. A captured request verifies for ever, and with another delivery id or hook it is
     another event. Only TLS protects against that.
 
     Args:
@@ -43,4 +48,6 @@ class GitHub(SignedSource):
         if not signature.startswith(_PREFIX):
             raise BadSignature("its x-hub-signature-256 is of another algorithm")
         check_signature(self._secrets, body, [read_hex(signature.removeprefix(_PREFIX))])
-        return Event(check_id(need(found, "x-github-delivery"), "x-github-delivery"), self.name)
+        hook = (found.get(f"x-github-hook-{part}") for part in _HOOK)
+        delivery = check_id(need(found, "x-github-delivery"), "x-github-delivery")
+        return Event(delivery, name_source(self.name, *hook))

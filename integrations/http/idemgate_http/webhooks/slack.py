@@ -11,6 +11,7 @@ from idemgate_http.webhooks.event import (
     check_id,
     check_signature,
     check_time,
+    name_source,
     need,
     parse_object,
     read_headers,
@@ -27,7 +28,7 @@ class Slack(SignedSource):
     """The Events API of Slack. The secret is the signing secret of the app.
 
     `url_verification` and `app_rate_limited` have no id: their event has the id None. Slash commands and interactive
-    payloads are no events and are refused.
+    payloads are no events and are refused. The app and the workspace are part of the source.
     """
 
     name = "slack"
@@ -44,4 +45,5 @@ class Slack(SignedSource):
         event = parse_object(body)
         if event.get("type") in _WITHOUT_ID:
             return Event(None, self.name)
-        return Event(check_id(event.get("event_id"), "event_id"), self.name)
+        source = name_source(self.name, event.get("api_app_id"), event.get("team_id"))
+        return Event(check_id(event.get("event_id"), "event_id"), source)

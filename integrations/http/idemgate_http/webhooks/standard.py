@@ -34,6 +34,9 @@ _FIX = 'Pass "whsec_" and the base64 of 24 to 64 random bytes; new_secret() make
 class StandardWebhooks(Source):
     """The webhooks of any sender that follows Standard Webhooks, such as `idemgate-webhook` and Svix.
 
+    Svix calls the headers `svix-id`, `svix-timestamp` and `svix-signature`. They are read if there is no `webhook-id`.
+    Nothing in a request names its endpoint. So give each sender and each endpoint a path, which is part of the key.
+
     Args:
         secret: the secret ("whsec_" and base64), or several during a rotation.
         tolerance: how old a request may be, or how far ahead of this machine's clock. Within this time a copy of a
@@ -52,10 +55,11 @@ class StandardWebhooks(Source):
     def verify(self, headers: RequestHeaders, body: bytes, now: float | None = None) -> Event:
         """Verify a received request and return its event; see `Source.verify`."""
         body, found = check_body(body), read_headers(headers)
-        id, sent_at, signatures = (need(found, f"webhook-{part}") for part in ("id", "timestamp", "signature"))  # noqa: A001
-        check_time(sent_at, "webhook-timestamp", self._tolerance, now)
+        kind = "svix" if "svix-id" in found and "webhook-id" not in found else "webhook"
+        id, sent_at, signatures = (need(found, f"{kind}-{part}") for part in ("id", "timestamp", "signature"))  # noqa: A001
+        check_time(sent_at, f"{kind}-timestamp", self._tolerance, now)
         if not is_unambiguous(id):
-            raise BadSignature("its webhook-id is not printable ASCII without full stops")
+            raise BadSignature(f"its {kind}-id is not printable ASCII without full stops")
         check_signature(self._keys, _content(id, sent_at, body), list(_read_signatures(signatures)))
         return Event(id, self.name)
 

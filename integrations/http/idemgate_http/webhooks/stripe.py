@@ -11,6 +11,7 @@ from idemgate_http.webhooks.event import (
     check_id,
     check_signature,
     check_time,
+    name_source,
     need,
     parse_object,
     read_headers,
@@ -23,7 +24,8 @@ __all__ = ["Stripe"]
 class Stripe(SignedSource):
     """The webhooks of Stripe. The secret of an endpoint begins with "whsec_", and is used as it is.
 
-    Two endpoints that receive the same event get the same id. Each endpoint has a path, which is part of the key.
+    Two endpoints that receive the same event get the same id. Each endpoint has a path, which is part of the key. The
+    connected account of an event (`account`, or `context` of a thin event) is part of the source.
     """
 
     name = "stripe"
@@ -38,4 +40,6 @@ class Stripe(SignedSource):
         check_time(times[0], "time", self._tolerance, now)
         given = [read_hex(value) for name, _, value in parts if name == "v1"]
         check_signature(self._secrets, times[0].encode() + b"." + body, given)
-        return Event(check_id(parse_object(body).get("id"), "id"), self.name)
+        event = parse_object(body)
+        account = event.get("account") or event.get("context")
+        return Event(check_id(event.get("id"), "id"), name_source(self.name, account))
