@@ -41,9 +41,14 @@ _TRIMS = "XINFO|GROUPS XPENDING XTRIM"
 _OPENS = ("topics/open", "topics/policy", "reshard/reopen")
 """The scripts that open a topic, at its first use and after a slot has moved. A deleted topic is created again."""
 _SEES = ("topics/peek", "topics/registry", "topics/stats")
-_PUTS = (*_OPENS, *_SEES, "topics/cancel", "topics/flush", "topics/reschedule", "topics/results", "topics/trigger")
+_PUTS = (
+    *_OPENS, *_SEES, "topics/cancel", "topics/flush", "topics/pause", "topics/reschedule", "topics/results",
+    "topics/trigger",
+)  # fmt: skip
 _LOOKS = (*_SEES, "topics/audit", "topics/dead", "topics/policy")
-_WORKS = ("topics/extend", "topics/forward", "topics/settle", "topics/take", "topics/settle_and_take")
+_WORKS = (
+    "topics/extend", "topics/forward", "topics/settle", "topics/settle_and_take", "topics/take", "topics/take_dead",
+)  # fmt: skip
 
 ROLES = {
     "guard": Role(
@@ -53,10 +58,10 @@ ROLES = {
         ["records", "dedup"],
     ),
     "producer": Role(
-        "puts messages into topics: trigger, result, cancel, reschedule, flush", _PUTS, _LISTENS, ["topics"]
+        "puts messages into topics: trigger, result, cancel, reschedule, flush, pause", _PUTS, _LISTENS, ["topics"]
     ),
     "worker": Role(
-        "takes from topics, handles, forwards; a member of a group of workers",
+        "takes from topics, handles, forwards, redrives; a member of a group of workers",
         [*_PUTS, *_WORKS, "members/heartbeat", "members/leave", "members/list"],
         f"{_LISTENS} {_TRIMS}",
         ["topics", "members"],

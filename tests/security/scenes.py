@@ -183,6 +183,8 @@ def changes(on: Stage) -> None:
         topic.peek(key, group="g")
         topic.cancel(key, group="g")
     assert topic.stats().pending == 0
+    assert topic.pause()
+    assert topic.resume()
 
 
 def begins_anew(on: Stage) -> None:

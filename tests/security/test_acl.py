@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +75,8 @@ async def test_a_producer_produces(faces: Callable[..., Any]) -> None:
     assert await topic.reschedule("b", delay="1s")
     assert await topic.flush("c")
     assert await topic.cancel("b")
+    assert await topic.pause()
+    assert await topic.resume()
 
 
 async def test_a_worker_works(faces: Callable[..., Any], clock: Clock) -> None:
@@ -88,6 +92,9 @@ async def test_a_worker_works(faces: Callable[..., Any], clock: Clock) -> None:
     clock.advance("5m")
     assert [one.key for one in await topic.take(10)] == ["b"]
     assert (await topic.stats()).dead == 2
+    assert await topic.dead.redrive() == 2
+    assert await topic.pause()
+    assert await topic.dead.delete() == 0
 
 
 async def test_a_worker_runs_with_members(faces: Callable[..., Any]) -> None:
@@ -554,9 +561,37 @@ def test_an_unknown_role_is_refused() -> None:
 
 def test_every_script_has_a_role() -> None:
     given = {name for role, found in ROLES.items() if role != "admin" for name in found.scripts}
-    only_admin = {"topics/take_dead", "topics/pause"}
-    reslots = {f"reshard/{verb}" for verb in ("begin", "close", "finish", "load", "purge", "replies", "unload")}
-    assert given == set(names()) - only_admin - reslots
+    only_admin = {f"reshard/{verb}" for verb in ("begin", "close", "finish", "load", "purge", "replies", "unload")}
+    assert given == set(names()) - only_admin
+
+
+RUN_BY = {
+    "once": "guard/claim guard/complete guard/release guard/renew guard/mark",
+    "claim": "guard/claim guard/complete guard/release guard/renew guard/checkpoint guard/cancel",
+    "first": "guard/mark guard/mark_many", "dedup": "dedup/add dedup/get dedup/get_or_set",
+    "inspect": "guard/inspect", "forget": "guard/inspect guard/forget", "resolve": "guard/inspect guard/resolve",
+    "trigger": "topics/open topics/policy topics/trigger reshard/reopen", "result": "topics/results",
+    "cancel": "topics/cancel", "reschedule": "topics/reschedule", "flush": "topics/flush", "peek": "topics/peek",
+    "stats": "topics/stats", "pause": "topics/pause", "resume": "topics/pause", "take": "topics/take",
+    "ack": "topics/settle", "nack": "topics/settle", "bury": "topics/settle topics/settle_and_take",
+    "extend": "topics/extend", "forward": "topics/forward",
+    "dead.redrive": "topics/take_dead", "dead.delete": "topics/take_dead",
+    "stored_topics": "topics/registry topics/stats", "dead.list": "topics/dead",
+}  # fmt: skip
+"""The scripts of each verb in the table of roles."""
+
+
+@pytest.mark.parametrize("role", ["guard", "producer", "worker", "viewer"])
+def test_a_role_has_the_commands_of_each_verb_that_the_page_grants(role: str) -> None:
+    # Given the table of the page
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    [granted] = re.findall(rf"^\| `{role}` \| ([^|]+) \|", page, re.MULTILINE)
+    verbs = re.findall(r"`([a-z_.]+)`", granted)
+    assert len(verbs) >= 5
+    # Then the user of the role may send each command of their scripts
+    words = {word[1:].upper() for word in rule([role], "shop", "u") if word.startswith("+")}
+    lacking = {(verb, name): commands(name) - words for verb in verbs for name in RUN_BY[verb].split()}
+    assert not any(lacking.values()), lacking
 
 
 def test_what_is_asked_beside_scripts_is_given_where_it_was_asked_for() -> None:
