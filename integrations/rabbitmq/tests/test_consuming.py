@@ -420,7 +420,7 @@ async def test_a_store_outage_requeues_no_message(
             # Given a store that does not answer. A call that is slow after the outage must not look like another one.
             gate, ran = Gate(proxy.url, namespace=namespace, clock=clock, timeout="1s"), list[Received]()
             proxy.black_hole = True
-            async with client(gate, broker, queue.name, ran.append, pause="20ms"):
+            async with client(gate, broker, queue.name, ran.append, pause="20ms") as at_rest:
                 ids = [f"{client.__name__}-{n}" for n in range(3)]
                 for message_id in ids:
                     put(queue, message_id)
@@ -431,6 +431,7 @@ async def test_a_store_outage_requeues_no_message(
                 proxy.cut_all()
                 # Then the messages run, without a requeue
                 await wait_for_count(gate, "handled", 3)
+                await at_rest()
             assert sorted(ran) == [Received(message_id, b"x", redelivered=False) for message_id in ids]
             await wait_for_counts(gate, held_store_unavailable=3, store_unavailable=0, failed=0)
             await gate.aio.close()

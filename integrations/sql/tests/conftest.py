@@ -78,7 +78,7 @@ def postgres_url(postgres: Postgres) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=[pytest.param(name, marks=SLOW.get(name, ())) for name in FLAVOURS])
+@pytest.fixture(params=[pytest.param(name, marks=SLOW.get(name, ())) for name in FLAVOURS])  # see with_flavours
 def flavour(request: pytest.FixtureRequest, tmp_path: Path) -> Flavour:
     """One of the flavours, whose database has the tables of the tests but not those of the inbox."""
     kind = FLAVOURS[request.param]

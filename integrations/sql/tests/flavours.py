@@ -322,6 +322,15 @@ SLOW = dict.fromkeys(("sqlalchemy-sqlite", "django-sqlite"), pytest.mark.slow)
 """The flavours that only the slow tests run with: both halves of them run with the others."""
 
 
+def with_flavours(wanted: Callable[[type[Flavour]], bool]) -> pytest.MarkDecorator:
+    """Run a test with these flavours only: `@with_flavours(lambda kind: kind.awaiting)`."""
+    names = [pytest.param(name, marks=SLOW.get(name, ())) for name, kind in FLAVOURS.items() if wanted(kind)]
+    return pytest.mark.parametrize("flavour", names, indirect=True)
+
+
+on_postgresql = with_flavours(lambda kind: kind.dialect == "postgresql")
+
+
 def find_url(flavour: type[Flavour], folder: Path, postgres_url: Callable[[], str]) -> str:
     """Return the URL or the path of an empty database of this flavour."""
     return postgres_url() if flavour.dialect == "postgresql" else str(folder / "shop.db")

@@ -13,7 +13,7 @@ from idemgate_sql import ConnectionInUse, RowLocked
 
 from idemgate import AlreadyInProgress, Gate
 from idemgate.testing import Clock
-from integrations.sql.tests.flavours import Flavour, Handle
+from integrations.sql.tests.flavours import Flavour, Handle, on_postgresql, with_flavours
 from integrations.sql.tests.test_inbox import credit, forget, policy
 
 
@@ -125,6 +125,7 @@ async def test_the_lock_timeout_does_not_apply_to_the_handler(gate: Gate, flavou
     assert seen == [("0",)] if flavour.dialect == "postgresql" else [(5000,)]
 
 
+@with_flavours(lambda kind: not kind.awaiting)  # without a thread of its own the stall would block the successor
 async def test_an_owner_that_stalled_before_its_insertion_finds_the_row(
     gate: Gate, clock: Clock, flavour: Flavour, inbox: Any
 ) -> None:
@@ -139,8 +140,6 @@ async def test_an_owner_that_stalled_before_its_insertion_finds_the_row(
             assert successor_done.wait(30)
         return transaction()
 
-    if flavour.awaiting:  # without a thread of its own the stall would block the successor
-        pytest.skip("blocking flavours show it")
     inbox.database.transaction = late
     stalled = asyncio.create_task(pay("p1"))
     assert await asyncio.to_thread(stall.wait, 30)
@@ -231,13 +230,6 @@ async def test_a_nested_call_has_a_transaction_of_its_own(gate: Gate, flavour: F
 # Conflicts of PostgreSQL
 
 
-@pytest.fixture
-def postgresql(flavour: Flavour) -> Flavour:
-    if flavour.dialect != "postgresql":
-        pytest.skip("SQLite runs one transaction after the other")
-    return flavour
-
-
 def make_serializable(flavour: Flavour) -> None:
     [(database,)] = flavour.look("SELECT current_database()")
     flavour.look(f"ALTER DATABASE {database} SET default_transaction_isolation = 'serializable'")
@@ -261,8 +253,8 @@ async def read_and_write(gate: Gate, flavour: Flavour, inbox: Any, **options: An
     return list(await asyncio.gather(pay("a"), pay("b")))
 
 
-async def test_a_serialization_failure_reaches_the_caller_and_frees_the_key(gate: Gate, postgresql: Flavour) -> None:
-    flavour = postgresql
+@on_postgresql
+async def test_a_serialization_failure_reaches_the_caller_and_frees_the_key(gate: Gate, flavour: Flavour) -> None:
     make_serializable(flavour)
     verdicts = await read_and_write(gate, flavour, await flavour.create())
     assert sorted(verdict.outcome for verdict in verdicts) == ["failed", "handled"]
@@ -273,8 +265,8 @@ async def test_a_serialization_failure_reaches_the_caller_and_frees_the_key(gate
     assert {gate.inspect(key, scope="pay").state for key in "ab"} == {"done", "released"}
 
 
-async def test_a_retry_policy_repeats_a_serialization_failure(gate: Gate, postgresql: Flavour) -> None:
-    flavour = postgresql
+@on_postgresql
+async def test_a_retry_policy_repeats_a_serialization_failure(gate: Gate, flavour: Flavour) -> None:
     make_serializable(flavour)
     retry: tenacity.BaseRetrying = policy(flavour, *flavour.errors)
     verdicts = await read_and_write(gate, flavour, await flavour.create(), retry=retry)
@@ -283,8 +275,8 @@ async def test_a_retry_policy_repeats_a_serialization_failure(gate: Gate, postgr
     assert flavour.look("SELECT n FROM stock") == [(2,)]
 
 
-async def test_a_deadlock_reaches_one_caller_and_frees_its_key(gate: Gate, postgresql: Flavour, inbox: Any) -> None:
-    flavour = postgresql
+@on_postgresql
+async def test_a_deadlock_reaches_one_caller_and_frees_its_key(gate: Gate, flavour: Flavour, inbox: Any) -> None:
     flavour.look("INSERT INTO stock VALUES ('a', 0), ('b', 0)")
     both, seen = Event(), []
 
@@ -305,10 +297,11 @@ async def test_a_deadlock_reaches_one_caller_and_frees_its_key(gate: Gate, postg
     assert sorted(flavour.look("SELECT n FROM stock")) == [(2,), (2,)]
 
 
+@on_postgresql
 async def test_a_successor_under_repeatable_read_calls_again(
-    gate: Gate, clock: Clock, postgresql: Flavour, inbox: Any
+    gate: Gate, clock: Clock, flavour: Flavour, inbox: Any
 ) -> None:
-    flavour, body = postgresql, Stalled()
+    body = Stalled()
     [(database,)] = flavour.look("SELECT current_database()")
     flavour.look(f"ALTER DATABASE {database} SET default_transaction_isolation = 'repeatable read'")
     pay = flavour.guard(gate, inbox, body)

@@ -21,7 +21,15 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from idemgate import Gate
 from idemgate.errors import ResultUnavailable
-from integrations.sql.tests.flavours import FLAVOURS, AsyncPsycopg, Flavour, Handle, find_url
+from integrations.sql.tests.flavours import (
+    FLAVOURS,
+    AsyncPsycopg,
+    Flavour,
+    Handle,
+    find_url,
+    on_postgresql,
+    with_flavours,
+)
 from integrations.sql.tests.test_inbox import credit, forget
 
 
@@ -251,15 +259,12 @@ async def test_a_handler_that_swallows_an_error_of_sql(gate: Gate, flavour: Flav
 # Cancellation
 
 
-@pytest.fixture
-def awaiting(flavour: Flavour) -> Flavour:
-    if not flavour.awaiting:
-        pytest.skip("a thread cannot be cancelled")
-    return flavour
+in_a_task = with_flavours(lambda kind: kind.awaiting)  # a thread cannot be cancelled
 
 
-async def test_a_cancelled_handler_rolls_back_and_frees_the_key(gate: Gate, awaiting: Flavour, inbox: Any) -> None:
-    flavour, started = awaiting, asyncio.Event()
+@in_a_task
+async def test_a_cancelled_handler_rolls_back_and_frees_the_key(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    started = asyncio.Event()
 
     async def body(db: Handle, key: str) -> str:
         await db.credit(key)
@@ -280,11 +285,11 @@ async def test_a_cancelled_handler_rolls_back_and_frees_the_key(gate: Gate, awai
 
 
 @pytest.mark.parametrize("step", ["insert", "store", "commit"])
+@in_a_task
 async def test_a_caller_that_is_cancelled_at_a_step_of_the_transaction(
-    gate: Gate, awaiting: Flavour, inbox: Any, step: str, monkeypatch: pytest.MonkeyPatch
+    gate: Gate, flavour: Flavour, inbox: Any, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the step takes effect is not known. The row decides."""
-    flavour = awaiting
     pay = flavour.decorate(gate, inbox, credit)
     statement = {"insert": inbox.statements.insert, "store": inbox.statements.store, "commit": inbox.statements.store}
     execute, tasks = inbox.database.execute, list[asyncio.Task[Any]]()
@@ -311,10 +316,10 @@ async def test_a_caller_that_is_cancelled_at_a_step_of_the_transaction(
     assert flavour.credits() == ["p1"]
 
 
+@in_a_task
 async def test_callers_that_are_cancelled_at_random(
-    gate: Gate, awaiting: Flavour, inbox: Any, seed: int, drawn: random.Random
+    gate: Gate, flavour: Flavour, inbox: Any, seed: int, drawn: random.Random
 ) -> None:
-    flavour = awaiting
     pay = flavour.decorate(gate, inbox, credit, on_in_progress="wait")  # a release may be under way
     for number in range(40):
         key = f"p{number:02}"
@@ -355,12 +360,11 @@ class Interrupted(BaseException):
     """What the signal handler of a test raises."""
 
 
+@with_flavours(lambda kind: kind.survives_signals)  # other libraries leave locks behind; a task is cancelled instead
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections that were not closed
 def test_runs_that_a_signal_handler_interrupts_at_random(
     url: str, namespace: str, flavour: Flavour, seed: int, drawn: random.Random
 ) -> None:
-    if not flavour.survives_signals:
-        pytest.skip("a task is cancelled instead, or the client library leaves locks behind")
     inbox = flavour.open_inbox()
     inbox.create_tables()
 
@@ -388,9 +392,8 @@ def test_runs_that_a_signal_handler_interrupts_at_random(
     assert flavour.credits() == [*keys, "warm"], f"seed {seed}"
 
 
+@on_postgresql
 async def test_a_connection_that_breaks_during_the_run_has_no_effect(gate: Gate, flavour: Flavour, inbox: Any) -> None:
-    if flavour.dialect != "postgresql":
-        pytest.skip("SQLite has no server")
     broken: list[str] = []
 
     async def body(db: Handle, key: str) -> str:

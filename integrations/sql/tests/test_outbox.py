@@ -14,7 +14,7 @@ import pytest
 
 from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.testing import Clock
-from integrations.sql.tests.flavours import Flavour
+from integrations.sql.tests.flavours import Flavour, with_flavours
 from integrations.sql.tests.killed_relay import replace_execute
 
 
@@ -225,20 +225,18 @@ async def test_a_relay_is_woken_by_a_commit_or_looks_at_intervals(
             await eventually(lambda number=number: gate.counters["sql.relayed"] == number + 1)
 
 
+@with_flavours(lambda kind: kind.listens)
 async def test_without_notify_the_relay_polls(gate: Gate, flavour: Flavour, inbox: Any, topic: Any) -> None:
-    if not flavour.listens:
-        pytest.skip("this flavour always polls")
     quiet = flavour.open_inbox(notify=False)
     async with running(inbox.relay(gate, poll="20ms")):
         await send(quiet, topic, ("k", 1))
         await eventually(lambda: gate.counters["sql.relayed"] == 1)
 
 
+@with_flavours(lambda kind: kind.listens)
 async def test_one_relay_works_and_another_one_takes_over(
     gate: Gate, flavour: Flavour, inbox: Any, topic: Any, url: str, clock: Clock
 ) -> None:
-    if not flavour.listens:
-        pytest.skip("this flavour has no lock")
     second = Gate(url, namespace=gate.namespace, clock=clock)
     second.topic("orders", merge="append")
     async with running(inbox.relay(second, poll="20ms")), running(inbox.relay(gate, poll="20ms")):

@@ -14,7 +14,7 @@ from psycopg import OperationalError
 
 from idemgate import Gate, Trigger
 from idemgate.testing import Clock
-from integrations.sql.tests.flavours import Flavour
+from integrations.sql.tests.flavours import Flavour, on_postgresql
 from integrations.sql.tests.killed_relay import replace_execute
 from integrations.sql.tests.test_outbox import _await, eventually, running, send, transaction
 
@@ -307,9 +307,8 @@ async def test_the_error_of_a_missing_outbox_says_how_to_create_it(gate: Gate, f
     assert "ddl" in str(getattr(caught.value, "__notes__", ""))
 
 
+@on_postgresql
 async def test_a_schema_with_a_long_name(gate: Gate, flavour: Flavour) -> None:
-    if flavour.dialect != "postgresql":
-        pytest.skip("this database has no schemas")
     # NOTIFY refuses names of 64 bytes and more
     schema = "s" * 60
     flavour.look(f"CREATE SCHEMA {schema}")

@@ -18,7 +18,7 @@ from psycopg_pool import ConnectionPool
 
 from idemgate import Gate
 from idemgate.testing import audit
-from integrations.sql.tests.flavours import Flavour
+from integrations.sql.tests.flavours import on_postgresql
 from integrations.sql.tests.test_outbox import _await, eventually, running, send
 from tests.postgres import Postgres
 from tests.resilience.servers import Server
@@ -70,10 +70,7 @@ class Rows:
 
 
 @pytest.fixture
-def restart_database(flavour: Flavour, request: pytest.FixtureRequest) -> Callable[[], None]:
-    if flavour.dialect != "postgresql":
-        pytest.skip("SQLite has no server")
-    postgres: Postgres = request.getfixturevalue("postgres")
+def restart_database(postgres: Postgres) -> Callable[[], None]:
     return postgres.restart
 
 
@@ -84,6 +81,7 @@ def store(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
+@on_postgresql
 async def test_the_database_is_restarted(
     gate: Gate, inbox: Any, restart_database: Callable[[], None], seed: int
 ) -> None:
