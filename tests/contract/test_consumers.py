@@ -36,6 +36,14 @@ class TestLists(ConsumerContract):
 
 
 class TestChannels(ConsumerContract):
+    # Pub/Sub redelivers no message
+    test_a_completed_message_is_not_run_again_after_a_crash = None
+    test_a_message_of_a_killed_consumer_runs_again = None
+    test_a_message_in_progress_elsewhere_returns_later = None
+    test_a_message_in_progress_elsewhere_is_no_failure = None
+    test_a_failed_message_is_retried = None
+    test_a_message_that_always_fails_becomes_a_dead_letter = None
+
     @pytest.fixture
     def transport(self, live: Gate, url: str, raw: Any) -> Transport:
         return ChannelTransport(live, url, raw)

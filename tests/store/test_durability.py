@@ -249,7 +249,7 @@ async def test_a_function_does_not_run_where_the_server_cannot(two: Pair, asker:
             pass
 
 
-@pytest.mark.skipif(OLD, reason="this server has no WAITAOF")
+@pytest.mark.usefixtures("has_waitaof")
 @pytest.mark.parametrize("policy", ["always", "everysec"])
 async def test_what_is_on_disk_is_answered(tmp_path: Path, asker: Any, policy: str) -> None:
     (port,) = unused_ports(1)
@@ -259,7 +259,7 @@ async def test_what_is_on_disk_is_answered(tmp_path: Path, asker: Any, policy: s
         assert (await ask.run(mark(ask, "k"))).state == "started"
 
 
-@pytest.mark.skipif(OLD, reason="this server has no WAITAOF")
+@pytest.mark.usefixtures("has_waitaof")
 async def test_an_append_only_file_that_comes_and_goes_is_noticed(
     tmp_path: Path, asker: Any, record_fault: Callable[..., None]
 ) -> None:
@@ -283,7 +283,7 @@ async def test_an_append_only_file_that_comes_and_goes_is_noticed(
         record_fault(fault, 2, promises="P15", server=server_of(f"redis://127.0.0.1:{port}"))
 
 
-@pytest.mark.skipif(OLD, reason="this server has no WAITAOF")
+@pytest.mark.usefixtures("has_waitaof")
 async def test_what_is_never_synced_is_refused(
     tmp_path: Path, asker: Any, many: Callable[[int], int], record_fault: Callable[..., None]
 ) -> None:

@@ -186,6 +186,7 @@ class TestAioPika(ConsumerContract):
 
 class TestPika(ConsumerContract):
     kinds = ("sync",)
+    test_two_messages_run_at_once = None  # a consumer of pika runs one message after the other
 
     @pytest.fixture
     def transport(self, make_transport: Any) -> Transport:
