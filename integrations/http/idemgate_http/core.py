@@ -10,7 +10,7 @@ from uuid import UUID
 
 from idemgate import Gate, Guard, InvalidArgument, KeyReused, OutcomeUnknown, StoreError, Verdict
 from idemgate.errors import AttemptsExhausted, LeaseLost
-from idemgate_http.keys import parse_key, record_key
+from idemgate_http.keys import Identity, parse_key, record_key, tag_caller
 from idemgate_http.options import HttpOptions, Options, check_options
 from idemgate_http.problems import build_problem
 from idemgate_http.request import Request
@@ -50,7 +50,7 @@ class Selected(NamedTuple):
     """A request to guard. `key` is the value of the header, and "" if a webhook's body has the key."""
 
     request: Request
-    caller: str
+    caller: Identity
     key: str
 
 
@@ -107,8 +107,8 @@ class HttpGuard:
             return self.refuse("body-too-large")
         return Selected(request, caller, key)
 
-    def _identify(self, request: Request) -> str | None:
-        """Return the caller as text, or None if it is unknown."""
+    def _identify(self, request: Request) -> Identity | None:
+        """Return the caller, or None if it is unknown."""
         if self.options.caller is None:
             return ""
         try:
@@ -120,7 +120,7 @@ class HttpGuard:
         if not isinstance(caller, str | int | UUID) or isinstance(caller, bool):
             fix = "Return text, an int or a UUID that is unique to the client, such as request.user.pk"
             raise InvalidArgument("caller", type(caller), "the function returned no text, int or UUID", fix)
-        return str(caller)
+        return caller
 
     # After the body was read
 
@@ -142,7 +142,7 @@ class HttpGuard:
                 return self.refuse("webhook-refused")
             if event.id is None:
                 return None
-            key, caller = event.id, f"{len(caller)}:{caller}:{options.source.name}:{event.source}"
+            key, caller = event.id, f"{tag_caller(caller)}:{options.source.name}:{event.source}"
         record = record_key(caller, request.method, request.path, key)
         return Admission(request, record, self._fingerprint(request, body))
 
@@ -152,8 +152,9 @@ class HttpGuard:
             return self.options.fingerprint(request, body)
         if self.options.source is not None:
             return None
-        query = request.query
-        return blake2b(b"%d:%b" % (len(query), query) + body, digest_size=20).digest()
+        query, media_type = request.query, request.media_type.encode(errors="surrogateescape")
+        head = b"%d:%b%d:%b" % (len(query), query, len(media_type), media_type)
+        return blake2b(head + body, digest_size=20).digest()
 
     # What is kept
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from hashlib import blake2b
+from uuid import UUID
 
-__all__ = ["MOST_CHARACTERS", "parse_key", "record_key"]
+__all__ = ["MOST_CHARACTERS", "Identity", "parse_key", "record_key", "tag_caller"]
+
+Identity = str | int | UUID
+"""Who sends a request. 7 and "7" are two callers: the id of a user and a name that a client has chosen, for example."""
 
 MOST_CHARACTERS = 255
 _CHARACTER = r'(?:[ !#-\[\]-~]|\\["\\])'
@@ -32,18 +36,26 @@ def parse_key(field: str) -> str | None:
     return key if 0 < len(key) <= MOST_CHARACTERS else None
 
 
-def record_key(caller: str, method: str, path: str, key: str) -> str:
+def tag_caller(caller: Identity) -> str:
+    """Return a caller as text after its length and type. Different callers never make the same text."""
+    kind = "i" if isinstance(caller, int) else "u" if isinstance(caller, UUID) else ""
+    text = int.__repr__(caller) if isinstance(caller, int) else str(caller)
+    return f"{kind}{len(text.encode(errors='surrogateescape'))}:{text}"
+
+
+def record_key(caller: Identity, method: str, path: str, key: str) -> str:
     """Return the key of the guard for a request, for `gate.inspect` and `gate.forget`.
 
     It is a digest, so that neither Redis nor a log shows the caller or the key. Each part is preceded by its length,
     so different parts never make the same text.
 
     Args:
-        caller: what `caller=` returns, as text; "" with `single_tenant`. For a webhook
+        caller: what `caller=` returns, of the same type; "" with `single_tenant`. For a webhook
             "<length>:<caller>:<provider>:<source of the event>", for example "0::github:github:repository:42:7".
         method: in upper case.
         path: the whole decoded path.
         key: the value of the header without quotes, or the id of the event.
     """
-    parts = [part.encode(errors="surrogateescape") for part in (caller, method, path, key)]
-    return blake2b(b"".join(b"%d:%b" % (len(part), part) for part in parts), digest_size=20).hexdigest()
+    parts = [part.encode(errors="surrogateescape") for part in (method, path, key)]
+    named = tag_caller(caller).encode(errors="surrogateescape")
+    return blake2b(named + b"".join(b"%d:%b" % (len(part), part) for part in parts), digest_size=20).hexdigest()

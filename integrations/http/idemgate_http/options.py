@@ -17,7 +17,10 @@ from idemgate_http.webhooks.event import Source
 __all__ = ["AsgiOptions", "Caller", "HttpOptions", "Options", "ShieldOptions", "check_options"]
 
 Caller = Callable[[Request], object]
-"""A function that returns who sends the request: text, an int or a UUID. None, "" and a KeyError mean unknown."""
+"""A function that returns who sends the request: text, an int or a UUID. 7 and "7" are two callers.
+
+None, "" and a KeyError mean unknown.
+"""
 OnInProgress = Literal["raise", "wait"]
 OnStoreError = Literal["raise", "run", "local"]
 _RETRYABLE = frozenset({408, 425, 429})
@@ -50,7 +53,7 @@ class HttpOptions(TypedDict, total=False):
     keep_headers: Iterable[str]
     """Response headers that are kept beside the default ones. Default: none."""
     fingerprint: Callable[[Request, bytes], object] | None
-    """What identifies the payload, from the request and its body. Default: the query string and the bytes."""
+    """What identifies the payload, from the request and its body. Default: query string, media type and bytes."""
     redact: Callable[[Response], Response] | None
     """A function that returns what is stored of a response. The first client gets the original. Default: None."""
     max_body_bytes: int

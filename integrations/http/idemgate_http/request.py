@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 __all__ = ["Headers", "Request"]
+
+_PARAMETER = re.compile(r';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"?|[^;]*)')
+_ESCAPE = re.compile(r"\\(.)")
+_UTF_8 = ("utf-8", "utf8")
 
 
 class Headers(Mapping[str, str]):
@@ -62,3 +67,23 @@ class Request:
         """The announced length of the body, or None if there is none or it is no number."""
         value = self.headers.get("content-length", "")
         return int(value) if value.isascii() and value.isdecimal() else None
+
+    @property
+    def media_type(self) -> str:
+        """The Content-Type in one spelling: `application/json` for "Application/JSON; charset=UTF-8".
+
+        Parameters are in the order of their names. UTF-8 is left out, as a missing charset means it. The boundary of
+        a multipart body is left out, because it says nothing that the body does not. "" if there is no Content-Type.
+        """
+        kind, semicolon, rest = self.headers.get("content-type", "").partition(";")
+        kind = kind.strip().lower()
+        if not semicolon:
+            return kind
+        parameters: dict[str, str] = {}
+        for name, value in _PARAMETER.findall(semicolon + rest):
+            text = _ESCAPE.sub(r"\1", value[1:].removesuffix('"')) if value.startswith('"') else value.strip()
+            parameters[name.lower()] = text.lower() if name.lower() == "charset" else text
+        parameters.pop("boundary", None)
+        if parameters.get("charset") in _UTF_8:
+            del parameters["charset"]
+        return ";".join([kind, *(f"{name}={parameters[name]}" for name in sorted(parameters))])

@@ -10,9 +10,14 @@ __all__ = ["HEADER_BYTES", "NEVER_KEPT", "REPLAYABLE", "Response", "Stored", "ha
            "pack", "pack_not_kept", "unpack"]  # fmt: skip
 
 REPLAYABLE = frozenset({
-    "content-type", "content-language", "content-encoding", "content-disposition", "location", "link", "etag",
+    "content-type", "content-language", "content-encoding", "content-disposition", "content-location", "location",
+    "link", "etag", "last-modified", "cache-control", "pragma", "expires", "vary", "content-security-policy",
+    "x-content-type-options",
 })  # fmt: skip
-"""The headers that a replay has. `keep_headers` adds others."""
+"""The headers that a replay has: what describes the body, and who may store it or how a browser may show it.
+
+`keep_headers` adds others.
+"""
 NEVER_KEPT = frozenset({
     "set-cookie", "set-cookie2", "authorization", "proxy-authorization", "www-authenticate", "proxy-authenticate",
     "authentication-info", "proxy-authentication-info", "connection", "proxy-connection", "keep-alive", "te", "trailer",

@@ -19,13 +19,17 @@ from idemgate_http.response import NEVER_KEPT, REPLAYABLE, pack, unpack
 from idemgate import Gate
 
 PARTS = st.tuples(*[st.text(max_size=6)] * 4)
+TYPED = st.tuples(
+    st.integers(0, 99) | st.uuids() | st.integers(0, 99).map(str) | st.text(max_size=6), *[st.text(max_size=6)] * 3
+)
 NAMES = st.sampled_from([*sorted(NEVER_KEPT | REPLAYABLE), "x-cost", "x-other"]).flatmap(
     lambda name: st.sampled_from([name, name.title(), name.upper()])
 )
 VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
 
 
-@given(PARTS, PARTS)
+@given(TYPED, TYPED)
+@example((7, "", "", ""), ("7", "", "", ""))
 def test_different_requests_have_different_records(one: Any, other: Any) -> None:
     assert (record_key(*one) == record_key(*other)) == (one == other)
 
@@ -49,6 +53,14 @@ def test_every_string_of_the_draft_is_read(key: str) -> None:
 def test_whatever_a_header_holds_its_key_is_short_and_printable(field: str) -> None:
     key = parse_key(field)
     assert key is None or (0 < len(key) <= MOST_CHARACTERS and key.isascii() and key.isprintable())
+
+
+@given(VALUES.filter(lambda text: ";" not in text), st.text('=;"\\ \tab', max_size=30))
+def test_any_content_type_is_read(kind: str, parameters: str) -> None:
+    spellings = [f"{kind};{parameters}", f" {kind.upper()}\t; boundary=1;{parameters}"]
+    found = [Request("POST", "/", b"", Headers([("content-type", one)]), None).media_type for one in spellings]
+    assert found[0] == found[1]
+    assert found[0].startswith(kind.strip().lower())
 
 
 @given(st.lists(st.tuples(NAMES, VALUES), max_size=20), st.sets(st.sampled_from([*sorted(NEVER_KEPT), "x-cost"])))

@@ -7,10 +7,12 @@ import json
 import threading
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
 from idemgate_http import Response, record_key
+from idemgate_http.webhooks import GitHub
 
 from integrations.http.tests.apps import Answer, Call
 from integrations.http.tests.conftest import FACES, Client, Effects
@@ -82,6 +84,23 @@ def test_other_methods_and_requests_without_the_header_pass(serve: Serve, effect
     assert not client.gate.counters["once.started"]
 
 
+def test_a_preflight_passes_every_guard(serve: Serve, effects: Effects) -> None:
+    """A browser sends it without the header, the account and a signature."""
+    guards: list[dict[str, Any]] = [
+        {"required": True, "methods": ["POST", "PUT", "PATCH", "DELETE"]},
+        {"caller": None, "source": GitHub("s")},
+    ]
+    for options in guards:
+        headers = {
+            "x-account": None,
+            "origin": "https://shop.example",
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "content-type,idempotency-key",
+        }
+        assert serve(effects, **options).send("OPTIONS", "/pay", None, headers).status_code == 201
+    assert [call.method for call in effects.calls] == ["OPTIONS", "OPTIONS"]
+
+
 def test_a_patch_is_guarded_and_methods_are_an_option(serve: Serve, effects: Effects) -> None:
     client = serve(effects)
     for _ in range(2):
@@ -137,6 +156,20 @@ def test_another_payload_is_refused(serve: Serve, effects: Effects) -> None:
     assert len(effects.calls) == 1
 
 
+def test_the_media_type_is_part_of_the_payload(serve: Serve, effects: Effects) -> None:
+    client = serve(effects)
+
+    def send(kind: str | None) -> Any:
+        return client.post(content=b"[1]", headers={"content-type": kind})
+
+    send("application/json")
+    for same in ("Application/JSON", 'application/json ; Charset="UTF-8"', "application/json; boundary=x"):
+        assert send(same).headers["idempotent-replayed"] == "true"
+    for other in ("application/cbor", "application/json; charset=latin-1", "application/json; profile=p", None):
+        problem(send(other), "key-reused", 422)
+    assert len(effects.calls) == 1
+
+
 def test_a_fingerprint_is_an_option(serve: Serve, effects: Effects) -> None:
     client = serve(effects, fingerprint=lambda request, body: json.loads(body)["amount"])
     first = client.post(content=b'{"amount": 1, "at": 5}')
@@ -154,6 +187,18 @@ def test_callers_methods_and_paths_have_their_own_keys(serve: Serve, effects: Ef
     ]
     assert len(effects.calls) == len({answer.content for answer in answers}) == 4
     assert all("idempotent-replayed" not in answer.headers for answer in answers)
+
+
+def test_callers_of_two_types_have_their_own_keys(serve: Serve, effects: Effects) -> None:
+    number, uuid = UUID(int=7), str(UUID(int=7))
+    callers: list[Any] = [7, "7", number, uuid, "i1:7", "u36:" + uuid]
+    client = serve(effects, caller=lambda request: callers[int(request.headers["x-who"])])
+    for _ in range(2):
+        answers = [client.post(headers={"x-who": str(who)}).content for who in range(len(callers))]
+        assert len(set(answers)) == len(callers)
+    assert len(effects.calls) == len(callers)
+    path = httpx.URL(client.url).path + "/pay"
+    assert all(client.gate.inspect(record_key(caller, "POST", path, "k"), scope="http") for caller in callers)
 
 
 def test_an_unknown_caller_is_refused(serve: Serve, effects: Effects) -> None:
@@ -261,13 +306,15 @@ def test_only_listed_headers_are_replayed(serve: Serve) -> None:
         ("Content-Type", "text/plain"), ("Content-Language", "de"), ("Content-Disposition", "inline"), ("ETag", '"e"'),
         ("Link", '</a>; rel="next"'), ("Location", "/l"), ("X-Cost", "3"), ("X-Request-Id", "r1"),
         ("Set-Cookie", "session=secret"), ("WWW-Authenticate", "Basic"), ("Authorization", "secret"),
+        ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"), ("Vary", "Accept"),
+        ("Content-Security-Policy", "default-src 'none'"), ("Expires", "0"), ("Pragma", "no-cache"),
     ]  # fmt: skip
     effects = Effects(lambda call, number: Answer(b"x", 200, headers))
     client = serve(effects, keep_headers=["X-Cost"])
     first, second = client.post(), client.post()
     client.http.cookies.clear()
     assert "secret" in first.headers["set-cookie"]
-    kept = {name.lower(): value for name, value in headers[:7]}
+    kept = {name.lower(): value for name, value in [*headers[:7], *headers[-6:]]}
     assert {name: second.headers.get(name) for name in kept} == kept
     for name in ("x-request-id", "set-cookie", "www-authenticate", "authorization"):
         assert name in first.headers
