@@ -652,7 +652,7 @@ def test_a_lease_without_a_delivery_is_only_taken_away(hand: Hand, found: Any) -
     assert mends == [f"ZREM {hand.key('leases').decode()} flies"]
 
 
-@pytest.mark.parametrize("turn", range(40))
+@pytest.mark.parametrize("turn", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 100))])
 def test_of_two_faults_the_commands_mend_both(hand: Hand, found: Any, turn: int) -> None:
     # Given two faults at once, where the first has left something for the second
     one, other = random.Random(turn).sample([*FAULTS], 2)

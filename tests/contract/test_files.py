@@ -23,6 +23,7 @@ class Impatient(ConsumerContract):
     patience = 3.0
 
 
+@pytest.mark.slow  # test_contract.py plants the same faults into a quicker transport
 @pytest.mark.parametrize(
     ("fault", "name"), [(fault, name) for fault, names in FAULTS.items() for name in sorted(names)]
 )

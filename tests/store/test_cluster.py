@@ -597,7 +597,7 @@ async def test_silent_sentinels_hold_nothing_up(
 
 
 @pytest.mark.parametrize("kind", ["sentinels", "server"])
-@pytest.mark.parametrize("seconds", [0.2, 2.2])
+@pytest.mark.parametrize("seconds", [0.2, pytest.param(2.2, marks=pytest.mark.slow)])
 async def test_the_timeout_bounds_a_call_if_none_answers(
     asker: Any, silent: Callable[[], int], kind: str, seconds: float
 ) -> None:

@@ -307,14 +307,23 @@ def after_each_reply(monkeypatch: pytest.MonkeyPatch) -> Callable[[Generator[Non
     return follow
 
 
+@pytest.mark.parametrize("stride", [8, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scene", DURING)
 @_layouts(2, 4)
 async def test_a_change_that_goes_on_during_the_call_makes_no_difference(
-    face: Face, other: Gate, clock: Clock, after_each_reply: Any, monkeypatch: Any, before: int, after: int, scene: str
+    face: Face,
+    other: Gate,
+    clock: Clock,
+    after_each_reply: Any,
+    monkeypatch: Any,
+    before: int,
+    after: int,
+    scene: str,
+    stride: int,
 ) -> None:
     # Given a change of which some steps were done
     policy = _policy(before)
-    for done in range(2, 26, 4):
+    for done in range(2, 26, stride):
         found = []
         for name in (f"t{done}", f"u{done}"):
             topic, began = face.topic(name, **policy), clock.microseconds() / 1_000_000

@@ -32,10 +32,12 @@ KEYS = 5
 class Orders:
     """Transactions that write triggers, and relays that die."""
 
-    def __init__(self, zygote: Zygote, url: str, flavour: Flavour, inbox: Any, name: str, seed: int) -> None:
+    def __init__(
+        self, zygote: Zygote, url: str, flavour: Flavour, inbox: Any, name: str, namespace: str, seed: int
+    ) -> None:
         self.zygote, self.inbox, self.drawn = zygote, inbox, random.Random(seed)
         self.clock = Clock(1_700_000_000.0)
-        self.gate = Gate(url, namespace=f"relays-{name}-{seed}", clock=self.clock)
+        self.gate = Gate(url, namespace=namespace, clock=self.clock)
         self.topic = self.gate.topic("orders", merge="append", slots=4)
         self.order = {
             "scene": RELAY, "url": url, "namespace": self.gate.namespace, "flavour": name, "database": flavour.url,
@@ -117,9 +119,11 @@ class Relays:
 
 
 @pytest.fixture
-async def orders(zygotes: list[Zygote], url: str, flavour: Flavour, inbox: Any, request: Any, seed: int) -> Any:
+async def orders(
+    zygotes: list[Zygote], url: str, flavour: Flavour, inbox: Any, request: Any, namespace: str, seed: int
+) -> Any:
     name = request.node.callspec.params["flavour"]
-    made = Orders(Relays(zygotes), url, flavour, inbox, name, seed)  # type: ignore[arg-type]
+    made = Orders(Relays(zygotes), url, flavour, inbox, name, namespace, seed)  # type: ignore[arg-type]
     yield made
     await made.close()
 
