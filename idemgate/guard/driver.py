@@ -379,6 +379,17 @@ class Driver:
             error.add_note(f"idemgate released the key, because on_error failed: {type(broken).__name__}")
             return "release"
 
+    def end_kept(self, attempt: ClaimAttempt, result: object, error: BaseException | None = None) -> Verdict[Any]:
+        """End a claim that `on_error` kept: store the result, or apply `on_error` to the later error. Blocking.
+
+        Return the verdict. Renew the lease with `start_heartbeat` as long as the claim is kept.
+        """
+        if error is None:
+            self._end_claim(attempt, attempt.build_completion(result), done=True)
+        elif (call := self.build_failure(attempt, error)) is not None:
+            self._end_claim(attempt, call)
+        return judge(attempt, result, error)
+
     def _record_shadowed(self, attempt: ClaimAttempt) -> bool:
         """Count and log a duplicate that runs because of `shadow`."""
         self.context.counters.add("once.shadowed")

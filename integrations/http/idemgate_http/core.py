@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 from idemgate import Gate, Guard, InvalidArgument, KeyReused, OutcomeUnknown, StoreError, Verdict
@@ -18,7 +18,7 @@ from idemgate_http.response import HEADER_BYTES, Response, has_wrong_length, may
 from idemgate_http.webhooks.event import BadSignature
 
 __all__ = ["GUARDED", "MARK", "MISSING", "PASSED", "Admission", "HttpGuard", "Released", "RequiredKeyMissing",
-           "Selected", "is_verified"]  # fmt: skip
+           "Selected", "Unrendered", "is_verified"]  # fmt: skip
 
 log = logging.getLogger("idemgate.http")
 HEADER: Final = "idempotency-key"
@@ -32,6 +32,8 @@ GUARDED: Final = "guarded"
 The mark of a guard with a source has the name of the source behind it."""
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 STREAMED: Final = "streamed"
+UNRENDERED: Final = "unrendered"
+UNREADABLE: Final = "unreadable"
 TOO_LARGE: Final = "too large"
 
 
@@ -40,6 +42,10 @@ class Released(Exception):
 
     It is private. The response or the error of the app reaches the client as without the guard.
     """
+
+
+class Unrendered(Exception):
+    """Raised inside the guard to keep the claim: the framework renders the response after the view has returned."""
 
 
 class RequiredKeyMissing(Exception):
@@ -68,7 +74,7 @@ class HttpGuard:
     def __init__(self, gate: Gate, given: HttpOptions, kind: type) -> None:
         self.options: Options = check_options(gate, given, kind)
         most = self.options.max_response_bytes + 2 * HEADER_BYTES
-        self.guard: Guard = gate.guard(**self.options.guard, max_result_bytes=most)
+        self.guard: Guard = gate.guard(**self.options.guard, max_result_bytes=most, on_error=_on_error)
         self.counters = gate.counters
         source = self.options.source
         self.mark = GUARDED if source is None else f"{GUARDED}:{source.name}"
@@ -197,6 +203,16 @@ class HttpGuard:
         self.counters.add("http.not_kept")
         return pack_not_kept(status, why)
 
+    def pack_unreadable(self, request: Request, status: int, error: Exception) -> list[Any]:
+        """Return what the record of a response stores that raised when it was read. Count and log that."""
+        self._report_unrecorded(request.method, request.path, error)
+        return self.pack_not_kept(status, UNREADABLE)
+
+    def _report_unrecorded(self, method: str, path: str, error: Exception) -> None:
+        self.counters.add("http.record_failed")
+        log.error("http.record_failed method=%s path=%s: %s", method, path, type(error).__name__,
+                  exc_info=error, extra={"method": method, "path": path})  # fmt: skip
+
     # What a verdict becomes
 
     def answer(self, verdict: Verdict[Any]) -> Response | None:
@@ -240,6 +256,11 @@ class HttpGuard:
         """Count a problem and return its response."""
         self.counters.add(f"http.{name.replace('-', '_')}")
         return build_problem(name, self.options.problem_base, retry_after)
+
+
+def _on_error(error: BaseException) -> Literal["keep", "release"]:
+    """Keep the claim of a response that is rendered later. Release it after other errors."""
+    return "keep" if isinstance(error, Unrendered) else "release"
 
 
 _REJECTED: Final = {

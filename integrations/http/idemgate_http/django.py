@@ -9,9 +9,11 @@ default gate is used (`idemgate.configure`, IDEMGATE_URL). Functions may be dott
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable
-from inspect import iscoroutinefunction
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from inspect import iscoroutinefunction, ismethod
+from types import FunctionType
 from typing import Any, TypeVar, Unpack, cast, overload
+from weakref import WeakKeyDictionary
 
 from asgiref.sync import iscoroutinefunction as is_marked_async
 from asgiref.sync import markcoroutinefunction, sync_to_async
@@ -22,12 +24,12 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, RawPostData
 from django.utils.module_loading import import_string
 
 from idemgate import Gate, InvalidArgument, default_gate
-from idemgate_http.core import MARK, STREAMED, Admission, HttpGuard
+from idemgate_http.core import MARK, STREAMED, UNRENDERED, Admission, HttpGuard
 from idemgate_http.options import ShieldOptions
 from idemgate_http.outliving import Outliving
 from idemgate_http.request import Headers, Request
 from idemgate_http.response import Response
-from idemgate_http.views import pack_form, run_view, run_view_async
+from idemgate_http.views import Late, pack_form, run_view, run_view_async
 
 __all__ = ["IdempotencyKeyMiddleware", "idempotent"]
 
@@ -70,19 +72,58 @@ def idempotent(view: Any = None, /, *, gate: Gate | None = None, **options: Unpa
     """Guard one view: `@idempotent`, or `@idempotent(retention="7d")` to replace options of IDEMGATE_HTTP.
 
     With ATOMIC_REQUESTS the transaction of a sync view begins and commits inside the guard, so its effects are
-    committed before its response is stored. Responses of templates are rendered at once. Middleware that changes the
-    response later is not part of what is stored. Behind `IdempotencyKeyMiddleware` the decorator does nothing more.
+    committed before its response is stored. A response that is rendered later, of a template or of Django REST
+    framework, is stored when it is rendered; until then its key is claimed. Middleware that changes the response later
+    is not part of what is stored. Behind `IdempotencyKeyMiddleware` the decorator does nothing more.
 
     Raises:
-        InvalidArgument: an option is invalid, or neither `caller` nor `single_tenant` is given.
+        InvalidArgument: an option is invalid, neither `caller` nor `single_tenant` is given, or the view is a class or
+            a method of one. Write `@method_decorator(idempotent)` on a method.
     """
     if view is None:
-        return functools.partial(_decorate, given={**options, **({} if gate is None else {"gate": gate})})
-    return _decorate(view, {})
+        given = {**options, **({} if gate is None else {"gate": gate})}
+        return functools.partial(_decorate, given=given, guards=WeakKeyDictionary())
+    return _decorate(view, {}, _GUARDS)
 
 
-def _decorate(view: Callable[..., Any], given: dict[str, Any]) -> Callable[..., Any]:
-    guard = _DjangoGuard(given)
+def _refuse_method(view: object) -> None:
+    """Raise InvalidArgument for a class, and for a function of a class, which gets the request after `self`."""
+    if isinstance(view, type):
+        fix = "Write idempotent(View.as_view()), or @method_decorator(idempotent, name='dispatch') above the class"
+        raise InvalidArgument("view", view, "a class, not a view", fix)
+    inner = list(_unwrap(view))[-1]
+    if isinstance(inner, FunctionType) and inner.__code__.co_varnames[:1] in (("self",), ("cls",)):
+        fix = "Write @method_decorator(idempotent), or idempotent(View.as_view()) for all methods"
+        raise InvalidArgument("view", inner.__qualname__, "a method of a class, not a view", fix)
+
+
+def _unwrap(view: Any) -> Iterator[Any]:
+    """Yield a view and the functions that it wraps. What `as_view` returns wraps a method that it calls itself."""
+    yield view
+    while isinstance(view, FunctionType) and hasattr(view, "__wrapped__") and not _AS_VIEW & view.__dict__.keys():
+        view = view.__wrapped__
+        yield view
+
+
+_AS_VIEW = {"view_class", "cls"}
+"""The attributes of a function that `as_view` returned, of Django and of Django REST framework."""
+
+
+def _get_guard(view: Callable[..., Any], given: dict[str, Any], guards: _Guards) -> _DjangoGuard:
+    """Return a new guard for a view, or that of its method: `method_decorator` decorates anew at each request."""
+    bound: Any = list(_unwrap(view))[-1]
+    if not isinstance(bound, functools.partial) or not ismethod(bound.func):
+        return _DjangoGuard(given)
+    of_class = guards.setdefault(type(bound.func.__self__), {})
+    method = bound.func.__func__
+    if (guard := of_class.get(method)) is None:
+        guard = of_class.setdefault(method, _DjangoGuard(given))
+    return guard
+
+
+def _decorate(view: Callable[..., Any], given: dict[str, Any], guards: _Guards) -> Callable[..., Any]:
+    _refuse_method(view)
+    guard = _get_guard(view, given, guards)
     if iscoroutinefunction(view) or is_marked_async(view):
 
         @functools.wraps(view)
@@ -203,12 +244,39 @@ class _DjangoAdapter:
     """Responses of Django as values."""
 
     def read(self, response: Any) -> Response | tuple[int, str]:
-        """Return a response as a value. One of a template is rendered; one that streams cannot be kept."""
-        if not getattr(response, "is_rendered", True):
-            response.render()
+        """Return a response as a value. One that streams cannot be kept."""
+        if self.is_late(response):
+            return response.status_code, UNRENDERED
         if response.streaming:
             return response.status_code, STREAMED
         return Response(response.status_code, tuple(response.items()), response.content)
+
+    def get_status(self, response: Any) -> int:
+        """Return the status of a response."""
+        return int(response.status_code)
+
+    def is_late(self, response: Any) -> bool:
+        """Return True for a response of a template or of Django REST framework that is not rendered yet.
+
+        Only the view around a method, and middleware, complete it. Rendered in the guard it would raise, or be another.
+        """
+        return not getattr(response, "is_rendered", True)
+
+    def defer(self, response: Any, late: Late[Any]) -> None:
+        """Record a response in a callback after its rendering, before what outer decorators change in theirs."""
+        render = response.render
+
+        def render_renewed() -> Any:
+            del response.render  # what is set here cannot be pickled, as caches do
+            with late.renew():
+                try:
+                    return render()
+                except BaseException as error:
+                    late.fail(error)
+                    raise
+
+        response.render = render_renewed
+        response.add_post_render_callback(late.record)
 
     def build(self, response: Response) -> HttpResponse:
         """Return a value as a response. Fields of one name are joined, because a response of Django has one of each."""
@@ -220,3 +288,6 @@ class _DjangoAdapter:
 
 
 _ADAPTER = _DjangoAdapter()
+_Guards = MutableMapping[type, dict[Callable[..., Any], _DjangoGuard]]
+_GUARDS: _Guards = WeakKeyDictionary()
+"""The guards of methods that are decorated without options, by their class."""

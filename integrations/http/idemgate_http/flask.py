@@ -14,7 +14,7 @@ from idemgate import Gate
 from idemgate_http.core import MARK, STREAMED, HttpGuard
 from idemgate_http.options import HttpOptions
 from idemgate_http.response import Response
-from idemgate_http.views import pack_form, run_view
+from idemgate_http.views import Late, pack_form, run_view
 from idemgate_http.wsgi import read_environ
 
 __all__ = ["idempotent"]
@@ -112,6 +112,18 @@ class _FlaskAdapter:
         if response.is_streamed or response.direct_passthrough:
             return response.status_code, STREAMED
         return Response(response.status_code, tuple(response.headers.items()), response.get_data())
+
+    def get_status(self, response: flask.Response) -> int:
+        """Return the status of a response."""
+        return response.status_code
+
+    def is_late(self, response: flask.Response) -> bool:  # noqa: ARG002
+        """Return False: Flask renders templates in the view."""
+        return False
+
+    def defer(self, response: flask.Response, late: Late[flask.Response]) -> None:  # noqa: ARG002
+        """Raise AssertionError: no response of Flask is rendered later."""
+        raise AssertionError
 
     def build(self, response: Response) -> flask.Response:
         """Return a value as a response."""

@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar
 
-from idemgate import Verdict
-from idemgate_http.core import Admission, HttpGuard, Released
+from idemgate import Verdict, current
+from idemgate.guard.attempt import ClaimAttempt
+from idemgate.guard.heartbeat import Heartbeat
+from idemgate_http.core import Admission, HttpGuard, Released, Unrendered
 from idemgate_http.outliving import Outliving
 from idemgate_http.response import Response
 
-__all__ = ["Adapter", "pack_form", "run_view", "run_view_async"]
+__all__ = ["Adapter", "Late", "pack_form", "run_view", "run_view_async"]
 
 R = TypeVar("R")
 
@@ -23,6 +25,18 @@ class Adapter(Protocol[R]):
 
     def read(self, response: R) -> Response | tuple[int, str]:
         """Return the response as a value, or its status and why it cannot be kept."""
+        ...
+
+    def get_status(self, response: R) -> int:
+        """Return the status of a response whose body cannot be read."""
+        ...
+
+    def is_late(self, response: R) -> bool:
+        """Return True if the framework renders the response after the view has returned."""
+        ...
+
+    def defer(self, response: R, late: Late[R]) -> None:
+        """Let the response call `late` when it is rendered."""
         ...
 
     def build(self, response: Response) -> R:
@@ -38,6 +52,7 @@ class _ViewRun(Generic[R]):
         self._admission = admission
         self._adapter = adapter
         self._response: list[R] = []
+        self._kept: ClaimAttempt | None = None
         self._error: Exception | None = None
         self.started = False
 
@@ -63,18 +78,63 @@ class _ViewRun(Generic[R]):
 
     def _record(self, response: R) -> list[Any]:
         self._response.append(response)
-        found = self._adapter.read(response)
+        if self._adapter.is_late(response) and (execution := current()).token:  # without the store there is no claim
+            self._kept = execution._claim
+            raise Unrendered
+        return self.read(response)
+
+    def read(self, response: R) -> list[Any]:
+        """Return what the record of a response stores. Raise Released if its status is not kept."""
+        try:
+            found = self._adapter.read(response)
+        except Exception as error:  # noqa: BLE001 - the operation is done, whatever reading its response raises
+            status = self._adapter.get_status(response)
+            return self._core.pack_unreadable(self._admission.request, status, error)
         if isinstance(found, Response):
             return self._core.pack(self._admission.request, found)
         return self._core.pack_not_kept(*found)
 
     def finish(self, verdict: Verdict[Any]) -> R:
         """Return the view's response or that of its record, or raise the view's exception."""
+        if self._kept is not None:
+            self._adapter.defer(self._response[0], Late(self._core, self._kept, self.read))
+            return self._response[0]
         if (answer := self._core.answer(verdict)) is not None:
             return self._adapter.build(answer)
         if self._error is not None:
             raise self._error
         return self._response[0]
+
+
+class Late(Generic[R]):
+    """The end of a claim whose view has returned, and whose response is rendered later. It blocks.
+
+    The lease is renewed only in a `with` block around the rendering. So a response that is never rendered blocks its
+    key for no longer than the lease.
+    """
+
+    def __init__(self, core: HttpGuard, attempt: ClaimAttempt, read: Callable[[R], list[Any]]) -> None:
+        self._core = core
+        self._driver = core.guard._driver
+        self._attempt = attempt
+        self._read = read
+
+    def renew(self) -> Heartbeat:
+        """Renew the lease in a `with` block."""
+        return self._driver.start_heartbeat(self._attempt, with_current=False)
+
+    def record(self, response: R) -> None:
+        """Store a response that is rendered, or release the key if its status is not kept."""
+        try:
+            result = self._read(response)
+        except Released as released:
+            self.fail(released)
+        else:
+            self._core.answer(self._driver.end_kept(self._attempt, result))
+
+    def fail(self, error: BaseException) -> None:
+        """Release the key, because the response could not be rendered."""
+        self._core.answer(self._driver.end_kept(self._attempt, None, error))
 
 
 def pack_form(form: Any, files: Any) -> bytes:

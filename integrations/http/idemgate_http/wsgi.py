@@ -94,11 +94,11 @@ class _Call:
             self._iterable = self._app(self._environ, self._start_response)
             self._iterator = iter(self._iterable)
             why = self._collect()
+            status = int(self._status[:3])
         except Exception as error:  # noqa: BLE001 - `respond` raises it
             self._error = error
             _close(self._iterable)
             raise Released from None
-        status = int(self._status[:3])
         if why is not None:
             return self._core.pack_not_kept(status, why)
         return self._core.pack(self._admission.request, Response(status, tuple(self._headers), b"".join(self._parts)))

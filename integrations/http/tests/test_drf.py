@@ -1,0 +1,276 @@
+"""Responses that are rendered after the view: of Django REST framework, and templates that a middleware completes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import HttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import Client, override_settings
+from django.urls import re_path
+from django.utils.decorators import method_decorator
+from django.utils.deprecation import MiddlewareMixin
+from django.views import View
+from idemgate_http.django import idempotent
+
+from idemgate import Gate, InvalidArgument
+from idemgate.testing import Clock
+from integrations.http.tests.apps import setup_django
+
+setup_django()
+REST = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [],
+    "DEFAULT_PERMISSION_CLASSES": [],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "UNAUTHENTICATED_USER": None,
+}
+with override_settings(REST_FRAMEWORK=REST):
+    from rest_framework.decorators import api_view
+    from rest_framework.exceptions import ValidationError
+    from rest_framework.response import Response
+    from rest_framework.test import APIClient
+    from rest_framework.views import APIView
+    from rest_framework.viewsets import ViewSet
+
+CODE = "{{ number }} {{ added }}"
+
+
+class Complete(MiddlewareMixin):
+    """A middleware that adds to the context of templates."""
+
+    def process_template_response(self, request: Any, response: Any) -> Any:
+        if response.context_data is not None:
+            response.context_data["added"] = "by a middleware"
+        return response
+
+
+class Shop:
+    """Views that make a payment, and what they did. `fail` is raised by the serialization of the next payment."""
+
+    def __init__(self) -> None:
+        self.paid: list[Any] = []
+        self.odd: list[object] = []
+
+    def pay(self, request: Any) -> Any:
+        if request.data["amount"] < 0:
+            raise ValidationError("negative")
+        self.paid.append(request.data["amount"])
+        extra = {"odd": self.odd.pop()} if self.odd else {}
+        return Response({"payment": len(self.paid)} | extra, 202 if request.data["amount"] else 400)
+
+    def urls(self) -> Any:
+        shop = self
+
+        def pay(request: Any) -> Any:
+            return shop.pay(request)
+
+        class Method(ViewSet):
+            @method_decorator(idempotent)
+            def create(self, request: Any) -> Any:
+                return shop.pay(request)
+
+        @method_decorator(idempotent(retention="1h"), name="post")
+        class Post(APIView):
+            def post(self, request: Any) -> Any:
+                return shop.pay(request)
+
+        @method_decorator(idempotent, name="dispatch")
+        class Dispatch(APIView):
+            def post(self, request: Any) -> Any:
+                return shop.pay(request)
+
+        class Whole(ViewSet):
+            def create(self, request: Any) -> Any:
+                return shop.pay(request)
+
+        @idempotent
+        def template(request: Any) -> Any:
+            shop.paid.append(request.body)
+            return TemplateResponse(request, engines["django"].from_string(CODE), {"number": len(shop.paid)})
+
+        @idempotent
+        async def awaited(request: Any) -> Any:
+            return template.__wrapped__(request)
+
+        views = {
+            "below": api_view(["POST"])(idempotent(pay)),
+            "above": idempotent(api_view(["POST"])(pay)),
+            "method": Method.as_view({"post": "create"}),
+            "post": Post.as_view(),
+            "dispatch": Dispatch.as_view(),
+            "whole": idempotent(Whole.as_view({"post": "create"})),
+            "template": template,
+            "awaited": awaited,
+        }
+        return type(
+            "Urls", (), {"urlpatterns": [re_path(f"^(?:app-[0-9]+/)?{name}/$", view) for name, view in views.items()]}
+        )
+
+
+PLACES = ["below", "above", "method", "post", "dispatch", "whole"]
+
+
+@pytest.fixture
+def shop(gate: Gate) -> Iterator[Shop]:
+    made = Shop()
+    with (
+        override_settings(
+            REST_FRAMEWORK=REST,
+            MIDDLEWARE=[f"{__name__}.Complete"],
+            IDEMGATE_HTTP={"GATE": gate, "SINGLE_TENANT": True},
+        ),
+        override_settings(ROOT_URLCONF=made.urls()),
+    ):
+        yield made
+
+
+Send = Callable[..., Any]
+
+
+@pytest.fixture(params=["django", "drf", "waitress", "uvicorn"])
+def send(request: pytest.FixtureRequest, shop: Shop, mount: Any) -> Send:
+    """`send(place, amount, key)`: status, body and mark of an answer, of test clients and of real servers."""
+    clients: dict[str, Any] = {"django": Client, "drf": APIClient}
+    handlers: dict[str, Any] = {"waitress": WSGIHandler, "uvicorn": ASGIHandler}
+    if request.param in clients:
+        client: Any = clients[request.param](raise_request_exception=False)
+    else:
+        served = mount(request.param, handlers[request.param]())
+
+    def post(place: str, amount: int = 5, key: str = "k") -> Any:
+        body = json.dumps({"amount": amount})
+        if request.param in clients:
+            headers = {"idempotency-key": key}
+            answer = client.post(f"/{place}/", body, content_type="application/json", headers=headers)
+        else:
+            answer = served.post(key, f"/{place}/", {"content-type": "application/json"}, content=body.encode())
+        return answer.status_code, answer.content, answer.headers.get("idempotent-replayed")
+
+    return post
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_retry_of_a_view_of_rest_framework_gets_the_first_answer(
+    shop: Shop, send: Send, gate: Gate, place: str
+) -> None:
+    assert send(place) == (202, b'{"payment":1}', None)
+    assert send(place) == (202, b'{"payment":1}', "true")
+    assert send(place, 6)[0] == 422
+    # A refused request and a returned error leave the key free
+    assert [send(place, amount, "l")[0] for amount in (-1, 0, 7, 7)] == [400, 400, 202, 202]
+    assert shop.paid == [5, 0, 7]
+    assert (gate.counters["http.kept"], gate.counters["http.released"]) == (2, 2)
+
+
+@pytest.mark.parametrize("place", ["template", "awaited"])
+def test_a_template_that_a_middleware_completes_is_stored_complete(shop: Shop, send: Send, place: str) -> None:
+    assert send(place) == (200, b"1 by a middleware", None)
+    assert send(place) == (200, b"1 by a middleware", "true")
+    assert len(shop.paid) == 1
+
+
+@pytest.mark.parametrize("place", ["below", "method", "post"])
+def test_an_answer_that_cannot_be_rendered_is_an_error_of_the_app(shop: Shop, gate: Gate, place: str) -> None:
+    """As with a view that raises: the error reaches the client, and the key is free."""
+    shop.odd.append(object())
+    client = Client()
+    options: Any = {"content_type": "application/json", "headers": {"idempotency-key": "k"}}
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        client.post(f"/{place}/", '{"amount": 5}', **options)
+    assert gate.counters["http.released"] == 1
+    assert client.post(f"/{place}/", '{"amount": 5}', **options).json() == {"payment": 2}
+
+
+def test_a_key_stays_claimed_until_its_answer_is_rendered_or_its_lease_ends(
+    shop: Shop, gate: Gate, clock: Clock
+) -> None:
+    from django.test import RequestFactory
+
+    @idempotent
+    def pay(request: Any) -> Any:
+        shop.paid.append(1)
+        return TemplateResponse(request, engines["django"].from_string(CODE), {"number": len(shop.paid)})
+
+    def post() -> Any:
+        return pay(RequestFactory().post("/pay", b"{}", "application/json", headers={"idempotency-key": "k"}))
+
+    first = post()
+    assert post().status_code == 409
+    # One that nobody renders blocks its key for its lease
+    clock.advance("31s")
+    second = post()
+    assert not second.is_rendered
+    # When the first is rendered after all, its owner is not the last one
+    assert first.render().content == b"1 "
+    assert gate.counters["http.lost"] == 1
+    assert second.render().content == b"2 "
+    replay = post()
+    assert (replay.content, replay["idempotent-replayed"]) == (b"2 ", "true")
+
+
+def test_an_answer_that_cannot_be_read_is_reported_and_does_not_run_again(shop: Shop, gate: Gate, caplog: Any) -> None:
+    class Odd(HttpResponse):
+        @property
+        def content(self) -> bytes:
+            if not shop.paid:
+                return b""
+            raise ZeroDivisionError("of the response")
+
+        @content.setter
+        def content(self, value: object) -> None:
+            pass
+
+    from django.test import RequestFactory
+
+    @idempotent
+    def pay(request: Any) -> Any:
+        shop.paid.append(1)
+        return Odd(status=201)
+
+    answers = [
+        pay(RequestFactory().post("/p\nay", b"{}", "application/json", headers={"idempotency-key": "k"})).status_code
+        for _ in range(2)
+    ]
+    assert (answers, shop.paid) == ([201, 409], [1])
+    assert (gate.counters["http.record_failed"], gate.counters["http.response_not_kept"]) == (1, 1)
+    assert "http.record_failed method=POST path=" in caplog.text
+
+
+# Methods
+
+
+def test_a_method_is_refused_at_its_decoration(shop: Shop) -> None:
+    with pytest.raises(InvalidArgument, match=r"create.*method_decorator"):
+
+        class Pay(ViewSet):
+            @idempotent
+            def create(self, request: Any) -> Any: ...
+
+    with pytest.raises(InvalidArgument, match="method_decorator"):
+
+        class PayAsync(View):
+            @idempotent(required=True)
+            async def post(self, request: Any) -> Any: ...
+
+    with pytest.raises(InvalidArgument, match="as_view"):
+        idempotent(View)
+
+
+def test_a_method_has_one_guard(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`method_decorator` calls the decorator at each request. A guard has a state of its own."""
+    from idemgate_http import django
+
+    made: list[object] = []
+    init = django._DjangoGuard.__init__
+    monkeypatch.setattr(django._DjangoGuard, "__init__", lambda self, given: made.append(given) or init(self, given))
+    client = APIClient()
+    for place in ("method", "post"):
+        for key in ("a", "b", "c"):
+            client.post(f"/{place}/", {"amount": 5}, format="json", headers={"idempotency-key": key})
+    assert made == [{}, {"retention": "1h"}]
