@@ -136,6 +136,11 @@ class Message:
         with wrap_decode_errors("a payload"):
             return self._merge.lower(self._accumulator, self._codec)
 
+    def replace_accumulator(self, packed: bytes) -> None:
+        """Give the message the payload of another trigger, unless it was merged or only some items are retried."""
+        if self.count == 1 and not self.splits:
+            self._accumulator = packed if self._merge.raw else unpack(packed, "a payload")
+
     @property
     def oversize(self) -> int:
         """The bytes of its largest value if they exceed the `max_bytes` of the codec, else 0."""

@@ -43,6 +43,7 @@ __all__ = [
     "decode_forwarded",
     "decode_trigger",
     "encode_trigger",
+    "replace_payload",
     "to_triggers",
 ]
 
@@ -294,6 +295,11 @@ class Delivery(Generic[P]):
     def failure(self) -> str:
         """The failure of the previous attempt; empty for a first attempt."""
         return self._message.failure
+
+
+def replace_payload(delivery: Delivery[Any], accumulator: bytes) -> None:
+    """Give a delivery of a single trigger another payload. Raises DecodeError for a corrupt message."""
+    delivery._message.replace_accumulator(accumulator)  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True, slots=True)

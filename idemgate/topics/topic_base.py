@@ -11,7 +11,7 @@ from idemgate.core.keys import Key, outbox, raw
 from idemgate.core.validation import MOST
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.calls import Settlement, TopicCalls, nack_items
-from idemgate.topics.cron import build_recurring
+from idemgate.topics.cron import Misfire, build_recurring
 from idemgate.topics.definition import TopicDefinition
 from idemgate.topics.messages import Delivery, Forward, Outcome, Trigger, decode_trigger, encode_trigger
 from idemgate.topics.policy import Policy
@@ -183,27 +183,43 @@ class BaseTopic(Generic[Sent, Delivered]):
             raise DecodeError("the fields hold no `message`")
         return self.definition.build_calls().decode_forwarded(packed)
 
-    def every(self, cron: str, *, name: str, tz: str | ZoneInfo = "UTC", payload: Sent | None = None) -> None:
+    def every(
+        self,
+        cron: str,
+        *,
+        name: str,
+        tz: str | ZoneInfo = "UTC",
+        payload: Sent | None = None,
+        misfire: Misfire = "once",
+        misfire_grace: Duration | None = None,
+    ) -> None:
         """Trigger the topic at each occurrence of a cron expression.
 
         Each occurrence is one message, however many workers schedule it. Its key is `name`, "@" and the UTC time:
         cancel that key to skip an occurrence.
 
         A worker schedules each occurrence when the previous one has come. Without a running worker occurrences are
-        missed, except for the first. A worker that lost its connection schedules what it missed. An occurrence that
-        another worker scheduled meanwhile is repeated only after more than the topic's `dedup_retention`.
+        missed. `misfire` decides what runs after that, after an outage of the store, or after a pause of the topic.
+
+        Changes of the clocks: an expression that names hours runs once at each of them, every day. An hour that is
+        skipped makes one run at its end, and one that is repeated makes none the second time. An expression for every
+        hour runs in each hour that there is, in both of a repeated one.
 
         Args:
             cron: A cron expression of five fields.
             name: The name of this recurring trigger, unique in the topic.
-            tz: The time zone of the expression.
-            payload: The payload of every occurrence.
+            tz: The time zone of the expression. Any but "UTC" needs a time-zone database.
+            payload: The payload of every occurrence. One that was scheduled with another payload runs with this one,
+                unless the topic is forwarded.
+            misfire: "once": of several missed occurrences only the newest runs. "all": each of them runs.
+            misfire_grace: The longest delay: an occurrence that cannot begin until then does not run. None is no limit.
+                "all" needs one.
 
         Raises:
-            InvalidArgument: The expression, the time zone or the name is invalid.
-            NotConfigured: The extra `cron` is not installed.
+            InvalidArgument: The expression, the time zone, the name or the policy is invalid.
+            NotConfigured: The extra `cron` is not installed, or the system has no time-zone database.
         """
-        self.definition.add_recurring(build_recurring(name, cron, tz, payload))
+        self.definition.add_recurring(build_recurring(name, cron, tz, payload, misfire, misfire_grace))
 
     def _rotate_slots(self, calls: TopicCalls) -> list[int]:
         """Return all slots. Each call starts at another slot, so that no slot is always served last."""

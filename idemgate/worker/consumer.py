@@ -16,6 +16,7 @@ from idemgate.errors import NotDurable, StoreError
 from idemgate.store.heartbeat import FunctionRenewal
 from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.messages import Delivery, Taken
+from idemgate.worker.cron import Occurrences
 from idemgate.worker.downstream import Downstream
 from idemgate.worker.handler import build_run, build_run_async
 from idemgate.worker.limiter import Limiter
@@ -75,12 +76,15 @@ class TopicConsumer:
         in_flight: The deliveries between take and settlement.
         held: Number of deliveries that wait or run.
         last_fetch: Number of the worker's fetch that brought the topic's newest deliveries.
+        misfired: Taken occurrences of recurring triggers that must not run.
     """
 
     def __init__(self, poller: Poller) -> None:
         self.poller = poller
         self.topic, self.context, self.wake = poller.topic, poller.context, poller.wake
         self.in_flight: set[InFlight] = set()
+        self.misfired: set[InFlight] = set()
+        self._occurrences = Occurrences(poller)
         self.held = self.last_fetch = 0
         self._renewal: FunctionRenewal | None = None
         handler = self.topic.definition.handler
@@ -146,6 +150,11 @@ class TopicConsumer:
                     if not taken:
                         raise
                     break  # run what was taken first; the next call meets the error again
+        return taken if not self.topic.definition.recurring else await self._mark_misfired(taken)
+
+    async def _mark_misfired(self, taken: list[InFlight]) -> list[InFlight]:
+        misfired = await self._occurrences.find_misfired([entry.delivery for entry in taken])
+        self.misfired.update(entry for entry in taken if entry.delivery in misfired)
         return taken
 
     async def _take(self, calls: TopicCalls, slot: int, n: int) -> list[InFlight]:
@@ -222,8 +231,10 @@ class TopicConsumer:
             room -= n
             parts.append(self._settle_part(calls, slot, part, n))
         if len(parts) == 1:
-            return await parts[0]
-        return [entry for taken in await gather(*parts) for entry in taken]
+            taken = await parts[0]
+        else:
+            taken = [entry for part in await gather(*parts) for entry in part]
+        return taken if not self.topic.definition.recurring else await self._mark_misfired(taken)
 
     async def _settle_part(
         self, calls: TopicCalls, slot: int, finished: list[FinishedDelivery], n: int

@@ -1,29 +1,37 @@
-"""Scheduler of a topic's recurring triggers: the next occurrence of each is always in the topic already."""
+"""Recurring triggers of a worker: their scheduler, and the policy for occurrences that it missed."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
+from time import monotonic
+from typing import Any
 
 from idemgate.core.chunks import BATCH
+from idemgate.errors import DecodeError, InvalidArgument, StoreError
+from idemgate.topics.calls import open_topic
 from idemgate.topics.cron import RecurringTrigger
 from idemgate.topics.message import moment
-from idemgate.topics.messages import Trigger
+from idemgate.topics.messages import Delivery, Trigger, replace_payload
 from idemgate.worker.poller import Poller
 
-__all__ = ["CronScheduler"]
+__all__ = ["CronScheduler", "Occurrences"]
 
 log = logging.getLogger("idemgate.worker")
+VERIFY = 30.0
+"""Seconds within which the scheduler notices that the store lost the next occurrence."""
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 class CronScheduler:
     """A scheduler of recurring triggers: it enqueues the next occurrence once the previous time has passed.
 
-    It continues after the last occurrence that it enqueued, not after the current time. So a late scheduler skips no
-    occurrence. Several workers may enqueue the same occurrence: it is one event of the topic.
+    It continues after the last occurrence that it enqueued, not after the current time. So a late scheduler can make up
+    for the occurrences that it missed. Several workers may enqueue the same occurrence: it is one event of the topic.
     """
 
     def __init__(self, poller: Poller) -> None:
@@ -37,6 +45,8 @@ class CronScheduler:
         self._poller = poller
         self._recurring = tuple(poller.topic.definition.recurring.values())
         self._enqueued: dict[str, datetime] = {}
+        self._verified_at = monotonic()
+        self._cancelled: dict[str, datetime] = {}
         for recurring in self._recurring:
             poller.topic.definition.build_calls().trigger(Trigger(recurring.name, recurring.payload))
 
@@ -47,7 +57,7 @@ class CronScheduler:
         return self._poller.seconds_until(min(self._enqueued.values()).timestamp() * 1000)
 
     async def run_once(self) -> None:
-        """Enqueue all occurrences up to now that are missing, and the next one.
+        """Enqueue the missed occurrences that the policy wants, and the next one.
 
         The first run starts at the server's current time.
         """
@@ -57,6 +67,9 @@ class CronScheduler:
         for recurring in self._recurring:
             if (last := self._enqueued[recurring.name]) <= now:
                 self._enqueued[recurring.name] = await self._enqueue(recurring, last, now)
+        if monotonic() - self._verified_at >= VERIFY:
+            await self._verify(now)
+            self._verified_at = monotonic()
 
     async def _now(self) -> datetime:
         if not self._enqueued:
@@ -65,17 +78,109 @@ class CronScheduler:
 
     async def _enqueue(self, recurring: RecurringTrigger, last: datetime, now: datetime) -> datetime:
         """Enqueue occurrences after `last` until one lies after `now`; return the last one enqueued."""
-        triggers: list[Trigger] = []
-        for trigger in islice(recurring.after(last), BATCH):
-            triggers.append(trigger)
-            last = trigger.at or _NEVER
-            if last > now:
-                break
-        else:
-            last = last if triggers else _NEVER  # no further occurrence
+        missed = recurring.find_missed(last, now)
+        first = missed or recurring.next_after(now)
+        triggers = [] if first is None else [recurring.trigger(first), *self._until(recurring, first, now)]
+        self._report_misfires(recurring, last, missed or now)
+        # No trigger: there is no further occurrence.
+        last = triggers[-1].at or _NEVER if triggers else _NEVER
         receipts = await self.topic.aio.trigger_many(triggers)
         planned = sum(receipt.accepted for receipt in receipts)  # another worker enqueued the rest
         self.context.counters.add("worker.planned", planned)
         facts = {"topic": self.topic.name, "recurring": recurring.name, "next": last.isoformat()}
         log.debug("worker.planned", extra=facts)
         return last
+
+    def _until(self, recurring: RecurringTrigger, first: datetime, now: datetime) -> Iterable[Trigger]:
+        """Yield the occurrences behind `first` up to the next one after `now`, at most a batch."""
+        if first <= now:
+            for trigger in islice(recurring.after(first), BATCH):
+                yield trigger
+                if trigger.at is not None and trigger.at > now:
+                    return
+
+    def _report_misfires(self, recurring: RecurringTrigger, last: datetime, until: datetime) -> None:
+        """Log that the occurrences after `last` and before `until` are left out, if there are any."""
+        first = recurring.next_after(last)
+        if first is not None and first < until:
+            _log_misfire(self.topic.name, recurring, first, until)
+
+    async def _verify(self, now: datetime) -> None:
+        """Enqueue the next occurrences that are no longer stored once more, except those that were cancelled."""
+        for recurring in self._recurring:
+            at = self._enqueued[recurring.name]
+            if at <= now or at == _NEVER or at == self._cancelled.get(recurring.name):
+                continue
+            trigger = recurring.trigger(at)
+            stored = await self.topic.aio.peek(trigger.key)
+            if stored.pending is None and stored.in_flight is None:
+                await self._register()
+                [receipt] = await self.topic.aio.trigger_many([trigger])
+                if receipt.accepted:
+                    self.context.counters.add("worker.planned")
+                    facts = {"topic": self.topic.name, "key": trigger.key}
+                    log.warning("worker.planned_again topic=%r key=%r", *facts.values(), extra=facts)
+                else:
+                    self._cancelled[recurring.name] = at
+
+    async def _register(self) -> None:
+        """Store the topic's policy if the store has lost it."""
+        context, calls = self.context, await self.topic.aio.open()
+        await context.aio_link.run(
+            open_topic(context.namespace, context.clock, self.topic.name, calls.policy, redefine=False)
+        )
+
+
+class Occurrences:
+    """The taken occurrences of a topic's recurring triggers: which of them run, and with which payload."""
+
+    def __init__(self, poller: Poller) -> None:
+        self._topic = poller.topic
+        self._context = poller.context
+        self._poller = poller
+        self._enqueued: dict[str, datetime] = {}
+
+    async def find_misfired(self, deliveries: Iterable[Delivery[Any]]) -> list[Delivery[Any]]:
+        """Return the deliveries that must not run, because they are too late or a newer occurrence replaces them.
+
+        A newer occurrence is stored first. If the store is unavailable, the older one runs. All others get the payload
+        that this program declares.
+        """
+        misfired = list[Delivery[Any]]()
+        for delivery in deliveries:
+            recurring = self._topic.definition.recurring.get(delivery.key.rpartition("@")[0])
+            at = None if recurring is None else recurring.time_of(delivery.key)
+            if recurring is not None and at is not None:
+                with suppress(DecodeError):  # a corrupt message: the handler meets the error
+                    if await self._is_misfired(recurring, at, delivery):
+                        misfired.append(delivery)
+                    else:
+                        self._replace_payload(recurring, delivery)
+        return misfired
+
+    async def _is_misfired(self, recurring: RecurringTrigger, at: datetime, delivery: Delivery[Any]) -> bool:
+        if delivery.attempt > 1 or delivery.reason != "time":  # it began in time, or a caller wants it now
+            return False
+        now = moment(int(self._poller.now(delivery.slot)))
+        newer = recurring.find_missed(at, now)
+        if newer is not None and newer != self._enqueued.get(recurring.name):
+            try:
+                await self._topic.aio.trigger_many([recurring.trigger(newer)])
+            except StoreError:
+                return False
+            self._enqueued[recurring.name] = newer
+        if not recurring.is_late(at, now) and (newer is None or recurring.misfire == "all"):
+            return False
+        self._context.counters.add("worker.misfired")
+        _log_misfire(self._topic.name, recurring, at, newer or now)
+        return True
+
+    def _replace_payload(self, recurring: RecurringTrigger, delivery: Delivery[Any]) -> None:
+        calls = self._topic.definition.build_calls()
+        with suppress(InvalidArgument):  # the topic cannot accept it: the stored one remains
+            replace_payload(delivery, calls.pack_trigger(Trigger(delivery.key, recurring.payload))[2])
+
+
+def _log_misfire(topic: str, recurring: RecurringTrigger, first: datetime, until: datetime) -> None:
+    facts = {"topic": topic, "recurring": recurring.name, "first": first.isoformat(), "until": until.isoformat()}
+    log.warning("worker.misfired topic=%r recurring=%r first=%s until=%s", *facts.values(), extra=facts)

@@ -93,8 +93,20 @@ class Dispatcher:
         self.held += len(entries)
         consumer.held += len(entries)
         most = self._context.codec.max_bytes  # no value is larger than its message
+        if consumer.misfired:
+            entries = self._end_misfired(consumer, entries)
         fitting = [entry for entry in entries if entry.delivery.size <= most or not self._defer_oversize(entry)]
         self.waiting(consumer).extend(fitting)
+
+    def _end_misfired(self, consumer: TopicConsumer, entries: list[InFlight]) -> list[InFlight]:
+        """Acknowledge the occurrences that must not run; return the other entries."""
+        misfired, consumer.misfired = consumer.misfired, set()
+        for entry in misfired:
+            settlement = Settlement("ack", entry.delivery)
+            if consumer.calls.policy.result_retention is not None:
+                settlement = self._add_result(entry, settlement, HANDLED)
+            self._finish(entry, settlement)
+        return [entry for entry in entries if entry not in misfired]
 
     def _defer_oversize(self, entry: InFlight) -> bool:
         """Defer a delivery whose payload is larger than `max_bytes`. Return False for any other."""

@@ -1,4 +1,4 @@
-"""RecurringTrigger triggers: planned ahead by whatever workers there are, each occurrence one message, none skipped."""
+"""Recurring triggers: planned ahead by any worker, each occurrence one message; what runs of those that were missed."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_two_workers_make_each_occurrence_happen_once(
         gate.close()
 
 
-async def test_a_worker_that_is_started_again_makes_up_for_the_first_only(
+async def test_a_worker_that_is_started_again_runs_the_newest_of_what_was_missed(
     gate: Gate, clock: Clock, eventually: Any
 ) -> None:
     # Given a worker that planned the next hour, and left
@@ -119,8 +119,9 @@ async def test_a_worker_that_is_started_again_makes_up_for_the_first_only(
         await eventually(planned(topic))
         clock.advance("30m")
         await eventually(lambda: len(seen) == 2)
-    # Then what was planned was handled late, and it goes on from its own beginning
-    assert seen == [at(2026, 1, 1, 1), at(2026, 1, 1, 4)]
+    # Then the newest missed occurrence replaced the one that was planned, and the next one came in time
+    assert seen == [at(2026, 1, 1, 3), at(2026, 1, 1, 4)]
+    assert gate.counters["worker.misfired"] == 1
 
 
 async def test_no_occurrence_is_skipped_while_the_store_is_away(
@@ -128,7 +129,7 @@ async def test_no_occurrence_is_skipped_while_the_store_is_away(
 ) -> None:
     # Given a worker whose store goes away
     topic, seen = noting(gate)
-    topic.every("*/10 * * * *", name="often")
+    topic.every("*/10 * * * *", name="often", misfire="all", misfire_grace="1h")
     clock.set(at(2026, 1, 1).timestamp())
     async with gate.aio.worker():
         await eventually(planned(topic))
@@ -180,7 +181,7 @@ async def test_each_is_planned_from_the_beginning_even_if_the_store_goes_away_ha
     # Given two recurring triggers, and a store that is away when the second one is to be planned
     topic, seen = noting(gate)
     topic.every("0 0 * * *", name="daily")
-    topic.every("0 * * * *", name="hourly")
+    topic.every("0 * * * *", name="hourly", misfire="all", misfire_grace="1d")
     clock.set(at(2026, 1, 1, 0, 30).timestamp())
     run_all, refused = gate.aio.context.aio_link.run_all, []
 
@@ -243,3 +244,130 @@ async def test_a_payload_that_its_topic_cannot_take_is_refused_at_the_start(gate
         async with gate.aio.worker():
             pytest.fail("it started")
     assert (await topic.aio.stats()).pending == 0
+
+
+async def paused_for_two_hours(gate: Gate, clock: Clock, eventually: Any, restart: bool, **options: Any) -> list[int]:
+    """Pause a topic with a job of every ten minutes from 0:05 to 2:05; return the minutes of all that ran by 2:11."""
+    topic, seen = noting(gate, slots=2)
+    topic.every("*/10 * * * *", name="often", **options)
+    begin = at(2026, 1, 1)
+    clock.set(begin.timestamp() + 300)
+    async with gate.aio.worker():
+        await eventually(planned(topic))
+        await topic.aio.pause()
+        if not restart:
+            for _ in range(12):
+                clock.advance("10m")
+                await eventually(lambda: topic.stats().scheduled == 1)
+    if restart:  # while no worker runs
+        clock.advance("2h")
+    async with gate.aio.worker():
+        await topic.aio.resume()
+        await eventually(planned(topic))
+        clock.advance("5m")
+        await eventually(planned(topic))
+        await eventually(lambda: seen[-1:] == [begin + timedelta(minutes=130)])
+        clock.advance("1m")
+    return [(occurrence - begin) // timedelta(minutes=1) for occurrence in sorted(seen)]
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["paused", "restarted"])
+@pytest.mark.parametrize(
+    ("options", "late"),
+    [
+        ({}, [120]),
+        ({"misfire_grace": "4m"}, []),
+        ({"misfire_grace": "5m"}, [120]),
+        ({"misfire": "all", "misfire_grace": "30m"}, [100, 110, 120]),
+        ({"misfire": "all", "misfire_grace": "1d"}, list(range(10, 121, 10))),
+    ],
+    ids=["once", "none", "once-in-time", "all-within-a-bound", "all"],
+)
+async def test_the_policy_decides_what_runs_after_a_pause_or_without_a_worker(
+    gate: Gate, clock: Clock, eventually: Any, restart: bool, options: Any, late: list[int]
+) -> None:
+    assert await paused_for_two_hours(gate, clock, eventually, restart, **options) == [*late, 130]
+    counters = gate.topic("reports").stats()
+    assert counters["dead"] == counters["cancelled"] == 0
+
+
+async def test_a_retry_is_no_misfire(gate: Gate, clock: Clock, eventually: Any) -> None:
+    # Given an occurrence that failed, and whose retry comes after the next one
+    topic, attempts = gate.topic("reports", backoff="90m", max_attempts=2), []
+
+    @topic.handler
+    def handle(delivery: Any) -> None:
+        attempts.append((delivery.key[-9:-4], delivery.attempt))
+        if delivery.key.endswith("T01:00:00Z"):
+            raise ValueError("no")
+
+    topic.every("0 * * * *", name="hourly", misfire_grace="10m")
+    clock.set(at(2026, 1, 1, 0, 30).timestamp())
+    async with gate.aio.worker():
+        await eventually(planned(topic))
+        for minutes, n in ((30, 1), (60, 2), (30, 3)):
+            clock.advance(timedelta(minutes=minutes))
+            await eventually(lambda n=n: len(attempts) == n)
+        await eventually(lambda: topic.stats().dead == 1)
+    assert attempts == [("01:00", 1), ("02:00", 1), ("01:00", 2)]
+
+
+@pytest.mark.parametrize("merge", ["last", "append"])
+async def test_an_occurrence_runs_with_the_payload_that_its_program_declares(
+    url: str, namespace: str, clock: Clock, eventually: Any, merge: Any
+) -> None:
+    # Given a release that planned an occurrence, and ran it once without success
+    got: list[Any] = []
+
+    def release(payload: Any, fails: bool) -> Gate:
+        gate = Gate(url, namespace=namespace, clock=clock)
+        topic = gate.topic("reports", merge=merge, backoff="1s")
+
+        @topic.handler
+        def handle(delivery: Any) -> None:
+            got.append(delivery.payload)
+            if fails:
+                raise ValueError("no")
+
+        topic.every("0 * * * *", name="hourly", payload=payload)
+        return gate
+
+    clock.set(at(2026, 1, 1, 0, 30).timestamp())
+    old, new = release({"table": "old"}, fails=True), release(None, fails=False)
+    async with old.aio.worker():
+        await eventually(lambda: old.counters["worker.planned"] == 1)
+        clock.advance("30m")
+        await eventually(lambda: old.counters["worker.nacked"] == 1)
+        await eventually(lambda: old.counters["worker.planned"] == 2)
+    clock.advance("1h")
+    # When the next release runs the retry, and what is ready by then
+    async with new.aio.worker():
+        await eventually(lambda: len(got) == 3)
+    # Then both have its payload
+    wrap = (lambda payload: [payload]) if merge == "append" else (lambda payload: payload)
+    assert got == [wrap({"table": "old"}), wrap(None), wrap(None)]
+    for gate in (old, new):
+        await gate.aio.close()
+        gate.close()
+
+
+async def test_an_occurrence_that_the_store_lost_is_planned_again(
+    gate: Gate, clock: Clock, raw: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a yearly and a cancelled hourly occurrence
+    monkeypatch.setattr("idemgate.worker.cron.VERIFY", 0.01)
+    topic, _ = noting(gate)
+    topic.every("0 0 1 1 *", name="yearly")
+    topic.every("0 * * * *", name="hourly")
+    clock.set(at(2026, 5, 1, 0, 30).timestamp())
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.planned"] == 2)
+        assert await topic.aio.cancel("hourly@2026-05-01T01:00:00Z") == "cancelled"
+        await eventually(lambda: topic.stats()["duplicate"])  # the scheduler noticed that it is cancelled
+        # When the store loses everything
+        raw.delete(*raw.keys(f"*{gate.namespace}*"))
+        # Then the yearly one is planned again, and the cancelled one is not
+        await eventually(lambda: gate.counters["worker.planned"] == 3)
+        assert topic.peek("yearly@2027-01-01T00:00:00Z").pending is not None
+        assert topic.stats().pending == 1
+    assert gate.counters["worker.planned"] == 3
