@@ -121,12 +121,12 @@ class Heartbeat(LeaseRenewal):
         self._with_current = False
         set_current(self._previous)
 
-    def renew(self) -> Batch[None]:
+    def renew(self) -> tuple[Batch[None], ...]:
         """Build the renewal; called by the heartbeat thread."""
         if monotonic() >= self._ends and not self._execution.has_ended:
             self._stop_hung_run()
-            return Batch([], _ignore)
-        return Batch([self._attempt.build_renewal()], self._record_renewal)
+            return ()
+        return (Batch([self._attempt.build_renewal()], self._record_renewal),)
 
     def _stop_hung_run(self) -> None:
         """Let the lease of a run end that takes longer than `max_run`."""
@@ -153,10 +153,6 @@ class Heartbeat(LeaseRenewal):
         self._context.heartbeat.remove(self)
         if self._execution.lose():
             self._context.counters.add("once.lease_lost_while_running")
-
-
-def _ignore(_: list[Renewal]) -> None:
-    """Ignore the replies of a batch that sends nothing."""
 
 
 async def wait_for_wakeup(wake: asyncio.Event, seconds: float) -> None:

@@ -66,7 +66,7 @@ class Context:
         self.caches: WeakSet[Cache] = WeakSet()
         self.default_scopes = DefaultScopes()
         self.scopes: set[str] = set()
-        self.heartbeat = HeartbeatThread(self._heartbeat_link)
+        self.heartbeat = HeartbeatThread(self._heartbeat_link, self.counters)
         self._lock = lock_reset_at_fork(self, "_lock")
         self._link: SyncLink | None = None
         self._aio_link: AsyncLink | None = None

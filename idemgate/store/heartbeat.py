@@ -5,6 +5,9 @@ pool. The thread cannot run while C code holds the GIL: choose a lease three tim
 
 The thread refers to a renewal weakly, so its owner keeps it alive. An exception of a signal handler may end the owner
 before it can remove the renewal. The lease then ends, too, and does not block its key until the process ends.
+
+An exception about one lease never stops the renewal of the others. It is counted (`lease.renewal_error`) and logged.
+The renewal is tried again like one without a reply. If no try succeeds before the lease may end, the lease is lost.
 """
 
 from __future__ import annotations
@@ -12,14 +15,17 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from time import monotonic
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
 from idemgate.core.backoff import retry_pause
 from idemgate.core.calls import Batch
+from idemgate.core.counters import Counters
 from idemgate.core.forks import fork_counter
+from idemgate.errors import StoreError
 
 if TYPE_CHECKING:
     from idemgate.store.sync import SyncLink
@@ -28,12 +34,14 @@ __all__ = ["FunctionRenewal", "HeartbeatThread", "LeaseRenewal"]
 
 log = logging.getLogger("idemgate.lease")
 NEVER = float("inf")
+BUG_PAUSE = 0.1
+"""Seconds until the thread goes on after an exception that concerns no single lease."""
 
 
 class LeaseRenewal(ABC):
     """A lease to renew. `lease` is in seconds. `failures` is the number of failed renewals since the last success.
 
-    The heartbeat thread calls its methods, and the `join` of the batch that `renew` returns. It renews the lease only
+    The heartbeat thread calls its methods, and the `join` of each batch that `renew` returns. It renews the lease only
     as long as another object refers to this one.
     """
 
@@ -47,8 +55,14 @@ class LeaseRenewal(ABC):
         self.due = self.last + self.interval
 
     @abstractmethod
-    def renew(self) -> Batch[None]:
-        """Return the calls that renew the lease. Their `join` receives the answers."""
+    def renew(self) -> Sequence[Batch[None]]:
+        """Return the calls that renew the lease, in batches that fail independently of each other.
+
+        The `join` of a batch receives its answers. The lease counts as renewed if all batches succeed.
+        """
+
+    def note_error(self, error: Exception) -> None:  # noqa: B027 - most renewals need no hook
+        """Handle the first error of a renewal that failed, before the next try."""
 
     @abstractmethod
     def overdue(self) -> None:
@@ -59,17 +73,24 @@ class LeaseRenewal(ABC):
 
 
 class FunctionRenewal(LeaseRenewal):
-    """A lease renewal made of functions."""
+    """A lease renewal made of functions. `renew` receives the first error of the last try, or None if it succeeded."""
 
-    __slots__ = ("_overdue", "_renew")
+    __slots__ = ("_error", "_overdue", "_renew")
 
-    def __init__(self, lease: float, renew: Callable[[], Batch[None]], overdue: Callable[[], None]) -> None:
+    def __init__(
+        self, lease: float, renew: Callable[[Exception | None], Sequence[Batch[None]]], overdue: Callable[[], None]
+    ) -> None:
         super().__init__(lease)
         self._renew = renew
         self._overdue = overdue
+        self._error: Exception | None = None
 
-    def renew(self) -> Batch[None]:
-        return self._renew()
+    def renew(self) -> Sequence[Batch[None]]:
+        error, self._error = self._error, None
+        return self._renew(error)
+
+    def note_error(self, error: Exception) -> None:
+        self._error = error
 
     def overdue(self) -> None:
         self._overdue()
@@ -78,8 +99,9 @@ class FunctionRenewal(LeaseRenewal):
 class HeartbeatThread:
     """The heartbeat thread of one gate. The first lease starts it."""
 
-    def __init__(self, link: Callable[[], SyncLink]) -> None:
+    def __init__(self, link: Callable[[], SyncLink], counters: Counters) -> None:
         self._open_link = link
+        self._counters = counters
         self._reset()
 
     def _reset(self) -> None:
@@ -132,17 +154,24 @@ class HeartbeatThread:
             self._renewals.clear()
             self._wake.notify()
         for renewal in unrenewed:
-            renewal.overdue()
+            self._mark_overdue(renewal)
         if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             thread.join(2.0)
 
     def _run(self) -> None:
-        link = self._open_link()
+        link: SyncLink | None = None
         try:
             while self._wait_due():
-                self._renew_all(link, self._collect_due())
+                try:
+                    link = self._open_link() if link is None else link
+                    self._renew_all(link, self._collect_due())
+                except Exception as error:  # noqa: BLE001 - the leases of the gate must not end with this thread
+                    with suppress(Exception):  # a filter of the user's logging may be what raised it
+                        self._report_error(error)
+                    sleep(BUG_PAUSE)
         finally:
-            link.close()
+            if link is not None:
+                link.close()
 
     def _wait_due(self) -> bool:
         """Sleep until a renewal is due. Return False after `close`."""
@@ -179,31 +208,57 @@ class HeartbeatThread:
         A reply that does not come must leave time for another try before the shortest lease ends, due now or not.
         """
         started, batches = monotonic(), list[tuple[LeaseRenewal, Batch[None]]]()
-        failed = list[tuple[LeaseRenewal, Exception]]()
-        shortest = min(renewal.lease for renewal in (*renewals, *self._living()))
+        errors = dict[LeaseRenewal, Exception]()
+        shortest = min((renewal.lease for renewal in (*renewals, *self._living())), default=0.0)
         for renewal in renewals:
             renewal.due = started + renewal.interval
             try:
-                batches.append((renewal, renewal.renew()))
+                batches += [(renewal, batch) for batch in renewal.renew()]
             except Exception as error:  # noqa: BLE001 - an error about one lease must not stop the others
-                failed.append((renewal, error))
-        outcomes = link.try_each([batch for _, batch in batches], shortest / 3)
+                errors[renewal] = error
+        outcomes = _try_each(link, [batch for _, batch in batches], shortest / 3)
         for (renewal, _), outcome in zip(batches, outcomes, strict=True):
-            if outcome is None:
+            if outcome is not None:
+                errors.setdefault(renewal, outcome)
+        for renewal in renewals:
+            if renewal not in errors:
                 renewal.last, renewal.failures = started, 0
-            else:
-                failed.append((renewal, outcome))
-        if failed:
-            _report_failures(failed)
+        if errors:
+            self._report_failures(errors)
 
+    def _report_failures(self, errors: Mapping[LeaseRenewal, Exception]) -> None:
+        """Schedule another try of renewals that failed together. Log the first, second, fourth, eighth ... failure."""
+        self._counters.add("lease.renewal_failed", len(errors))
+        for renewal, error in errors.items():
+            renewal.failures += 1
+            renewal.due = monotonic() + min(renewal.interval, retry_pause(renewal.failures))
+            if not isinstance(error, StoreError):
+                self._report_error(error)
+            renewal.note_error(error)
+            if monotonic() - renewal.last > renewal.lease - renewal.interval:
+                self._mark_overdue(renewal)
+        if any(renewal.failures & (renewal.failures - 1) == 0 for renewal in errors):
+            facts = {"leases": len(errors), "error": str(next(iter(errors.values())))}
+            log.warning("lease.renewal_failed leases=%d: %s", *facts.values(), extra=facts)
 
-def _report_failures(failed: Sequence[tuple[LeaseRenewal, Exception]]) -> None:
-    """Schedule another try of renewals that failed together. Log the first, second, fourth, eighth ... failure."""
-    for renewal, _ in failed:
-        renewal.failures += 1
-        renewal.due = monotonic() + min(renewal.interval, retry_pause(renewal.failures))
-        if monotonic() - renewal.last > renewal.lease - renewal.interval:
+    def _mark_overdue(self, renewal: LeaseRenewal) -> None:
+        """Call `overdue`. An exception concerns this lease only."""
+        try:
             renewal.overdue()
-    if any(renewal.failures & (renewal.failures - 1) == 0 for renewal, _ in failed):
-        facts = {"leases": len(failed), "error": str(failed[0][1])}
-        log.warning("lease.renewal_failed leases=%d: %s", *facts.values(), extra=facts)
+        except Exception as error:  # noqa: BLE001 - an error about one lease must not stop the others
+            self._report_error(error)
+
+    def _report_error(self, error: Exception) -> None:
+        """Count and log an exception that is no failure of the store."""
+        self._counters.add("lease.renewal_error")
+        log.error("lease.renewal_error error=%r", error, exc_info=error, extra={"error": repr(error)})
+
+
+def _try_each(link: SyncLink, batches: list[Batch[None]], attempt: float) -> list[Exception | None]:
+    """Send batches together. If they cannot even be sent because of one of them, send each alone."""
+    try:
+        return link.try_each(batches, attempt)
+    except Exception as error:  # noqa: BLE001 - an error about one lease must not stop the others
+        if len(batches) == 1:
+            return [error]
+        return [outcome for batch in batches for outcome in _try_each(link, [batch], attempt)]

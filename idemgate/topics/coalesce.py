@@ -42,7 +42,10 @@ class TriggerCoalescer:
 
     def _flush(self, calls: TopicCalls) -> None:
         entries, self._waiting = self._waiting, []
-        self._link.spawn(self._send(calls, entries))
+        try:
+            self._link.spawn(self._send(calls, entries))
+        except Exception as error:  # noqa: BLE001 - every waiting task raises it
+            _fail(entries, error)
 
     async def _send(self, calls: TopicCalls, entries: list[_Entry]) -> None:
         try:
@@ -52,10 +55,14 @@ class TriggerCoalescer:
                 future.cancel()
             raise
         except Exception as error:  # noqa: BLE001 - every waiting task raises it
-            for _, future in entries:
-                if not future.done():
-                    future.set_exception(error)
+            _fail(entries, error)
         else:
             for (_, future), receipt in zip(entries, receipts, strict=True):
                 if not future.done():
                     future.set_result(receipt)
+
+
+def _fail(entries: list[_Entry], error: Exception) -> None:
+    for _, future in entries:
+        if not future.done():
+            future.set_exception(error)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.keys import Key, outbox, raw
+from idemgate.core.keys import Key, raw
 from idemgate.core.validation import MOST
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.calls import Settlement, TopicCalls, nack_items
@@ -154,8 +154,7 @@ class BaseTopic(Generic[Sent, Delivered]):
         The number of slots is the one that this process knows. It asks no server: after a reshard by another process,
         use the topic once before.
         """
-        slots, namespace = self.policy.slots, self.definition.context.namespace
-        return [outbox(namespace, self.name, slot, slots).decode() for slot in range(slots)]
+        return [name.decode() for name in self.definition.build_calls().outboxes()]
 
     def _streams_to_trim(self) -> list[bytes]:
         """Return the streams into which this topic forwards. Raises InvalidArgument if there are none."""

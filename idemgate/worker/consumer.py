@@ -12,7 +12,7 @@ from typing import Any
 from idemgate.core.calls import Batch
 from idemgate.core.chunks import split_batches
 from idemgate.core.validation import is_async
-from idemgate.errors import NotDurable, StoreError
+from idemgate.errors import NotDurable, StoreError, StoreUnavailable
 from idemgate.store.heartbeat import FunctionRenewal
 from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.messages import Delivery, Taken
@@ -100,9 +100,7 @@ class TopicConsumer:
 
     @property
     def calls(self) -> TopicCalls:
-        calls = self.topic.definition.calls
-        assert calls is not None, "the topic is opened before the first take"
-        return calls
+        return self.poller.calls
 
     @property
     def is_plain(self) -> bool:
@@ -182,9 +180,16 @@ class TopicConsumer:
 
     # -- lease renewal, in the heartbeat's thread: it iterates over copies of `in_flight` -----------------------------
 
-    def _extend_leases(self) -> Batch[None]:
-        entries = [entry for entry in self.in_flight.copy() if not entry.delivery.lost]
-        until = monotonic() + self.lease
+    def _extend_leases(self, error: Exception | None) -> list[Batch[None]]:
+        """Build one renewal per slot. After an error about data, each delivery has its own: one of them is corrupt."""
+        until, parts = monotonic() + self.lease, defaultdict[object, list[InFlight]](list)
+        for entry in self.in_flight.copy():
+            if not entry.delivery.lost:
+                alone = error is not None and not isinstance(error, StoreUnavailable)
+                parts[entry if alone else self.calls.slot_of_delivery(entry.delivery)].append(entry)
+        return [self._extend_part(entries, until) for entries in parts.values()]
+
+    def _extend_part(self, entries: list[InFlight], until: float) -> Batch[None]:
         extending = self.calls.extend_many([entry.delivery for entry in entries])
 
         def apply_replies(replies: list[Any]) -> None:

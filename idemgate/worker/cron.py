@@ -13,7 +13,6 @@ from typing import Any
 
 from idemgate.core.chunks import BATCH
 from idemgate.errors import DecodeError, InvalidArgument, StoreError
-from idemgate.topics.calls import open_topic
 from idemgate.topics.cron import RecurringTrigger
 from idemgate.topics.message import moment
 from idemgate.topics.messages import Delivery, Trigger, replace_payload
@@ -48,7 +47,7 @@ class CronScheduler:
         self._verified_at = monotonic()
         self._cancelled: dict[str, datetime] = {}
         for recurring in self._recurring:
-            poller.topic.definition.build_calls().trigger(Trigger(recurring.name, recurring.payload))
+            poller.calls.trigger(Trigger(recurring.name, recurring.payload))
 
     def pause(self) -> float:
         """Return the seconds until the next occurrence passes, at most one poll interval."""
@@ -73,7 +72,7 @@ class CronScheduler:
 
     async def _now(self) -> datetime:
         if not self._enqueued:
-            await self._poller.sync_clock(await self.topic.aio.open())
+            await self._poller.sync_clock()
         return moment(int(self._poller.now()))
 
     async def _enqueue(self, recurring: RecurringTrigger, last: datetime, now: datetime) -> datetime:
@@ -84,7 +83,7 @@ class CronScheduler:
         self._report_misfires(recurring, last, missed or now)
         # No trigger: there is no further occurrence.
         last = triggers[-1].at or _NEVER if triggers else _NEVER
-        receipts = await self.topic.aio.trigger_many(triggers)
+        receipts = await self.context.aio_link.run_all(self._poller.calls.trigger_many(triggers))
         planned = sum(receipt.accepted for receipt in receipts)  # another worker enqueued the rest
         self.context.counters.add("worker.planned", planned)
         facts = {"topic": self.topic.name, "recurring": recurring.name, "next": last.isoformat()}
@@ -112,10 +111,10 @@ class CronScheduler:
             if at <= now or at == _NEVER or at == self._cancelled.get(recurring.name):
                 continue
             trigger = recurring.trigger(at)
-            stored = await self.topic.aio.peek(trigger.key)
+            stored = await self.context.aio_link.run(self._poller.calls.peek(trigger.key, None))
             if stored.pending is None and stored.in_flight is None:
                 await self._register()
-                [receipt] = await self.topic.aio.trigger_many([trigger])
+                receipt = await self.context.aio_link.run(self._poller.calls.trigger(trigger))
                 if receipt.accepted:
                     self.context.counters.add("worker.planned")
                     facts = {"topic": self.topic.name, "key": trigger.key}
@@ -125,10 +124,7 @@ class CronScheduler:
 
     async def _register(self) -> None:
         """Store the topic's policy if the store has lost it."""
-        context, calls = self.context, await self.topic.aio.open()
-        await context.aio_link.run(
-            open_topic(context.namespace, context.clock, self.topic.name, calls.policy, redefine=False)
-        )
+        await self.context.aio_link.run(self._poller.calls.lookup())
 
 
 class Occurrences:
@@ -165,7 +161,7 @@ class Occurrences:
         newer = recurring.find_missed(at, now)
         if newer is not None and newer != self._enqueued.get(recurring.name):
             try:
-                await self._topic.aio.trigger_many([recurring.trigger(newer)])
+                await self._context.aio_link.run(self._poller.calls.trigger(recurring.trigger(newer)))
             except StoreError:
                 return False
             self._enqueued[recurring.name] = newer
@@ -176,7 +172,7 @@ class Occurrences:
         return True
 
     def _replace_payload(self, recurring: RecurringTrigger, delivery: Delivery[Any]) -> None:
-        calls = self._topic.definition.build_calls()
+        calls = self._poller.calls
         with suppress(InvalidArgument):  # the topic cannot accept it: the stored one remains
             replace_payload(delivery, calls.pack_trigger(Trigger(delivery.key, recurring.payload))[2])
 

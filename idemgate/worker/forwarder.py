@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from idemgate.core.calls import run_plan_async
 from idemgate.core.chunks import BATCH
 from idemgate.errors import ServerRejected
 from idemgate.topics.calls import TopicCalls
+from idemgate.topics.calls.outbox import plan_trim
 from idemgate.topics.messages import Forward, Forwarded
 from idemgate.worker.poller import Poller
 
@@ -41,7 +43,7 @@ class Forwarder:
             StoreError: A slot failed. The other slots were still processed.
         """
         await self.poller.refresh_layout()
-        calls = await self.topic.aio.open()
+        calls = self.poller.calls
         sends = (self._forward_slot(calls, slot) for slot in self.poller.due_slots(calls))
         errors = await asyncio.gather(*sends, self._trim(), return_exceptions=True)
         for error in errors:
@@ -55,11 +57,18 @@ class Forwarder:
             return
         self._trims_at = now + TRIM_INTERVAL
         try:
-            context.counters.add("worker.trimmed", await self.topic.aio.trim_forwarded())
+            context.counters.add("worker.trimmed", await self._trim_streams())
         except ServerRejected as error:  # an access list without these commands must not stop the forwarding
             self._trims_at = float("inf")
             facts = {"topic": self.topic.name, "error": str(error)}
             log.warning("worker.not_trimmed topic=%r error=%r", *facts.values(), extra=facts)
+
+    async def _trim_streams(self) -> int:
+        """Trim the target streams; return the number of removed entries."""
+        command, target, removed = self.poller.context.aio_link.command, self._target.target, 0
+        for stream in self.poller.calls.outboxes() if target is None else [target]:
+            removed += await run_plan_async(plan_trim(stream), lambda words: command(*words))
+        return removed
 
     async def _forward_slot(self, calls: TopicCalls, slot: int) -> None:
         counters = self.poller.context.counters

@@ -40,6 +40,8 @@ A = TypeVar("A", bound=SlotReply)
 class Poller:
     """The slots of one topic, and the time when each has work next.
 
+    The poller has its own calls: a later declaration or deletion of the topic in this process does not reach them.
+
     Attributes:
         wake: Set when a slot may have work earlier than was known.
         assigned_slots: Function that returns the slots to poll now. None means all slots.
@@ -49,6 +51,7 @@ class Poller:
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.context = topic.definition.context
+        self._calls: TopicCalls | None = None
         self.wake = asyncio.Event()
         self.assigned_slots: Callable[[], Collection[int]] | None = None
         self.on_resize: Callable[[], None] = lambda: None
@@ -69,8 +72,21 @@ class Poller:
             PolicyChanged: The stored policy differs.
             StoreError: The store cannot be reached.
         """
-        calls = await self.topic.aio.open()
-        self._due_at = dict.fromkeys(range(calls.policy.slots), 0.0)
+        opened = await self.topic.aio.open()
+        self._calls = opened.with_adopt(self._adopt_slots)
+        self._due_at = dict.fromkeys(range(opened.policy.slots), 0.0)
+
+    def _adopt_slots(self, slots: int) -> None:
+        """Use the stored number of slots from the next poll on."""
+        if slots != self.calls.policy.slots:
+            self._calls = self.calls.for_slots(slots)
+        self.topic.definition.set_slots(slots)
+
+    @property
+    def calls(self) -> TopicCalls:
+        """The calls of this worker, for the last known number of slots."""
+        assert self._calls is not None, "the topic is opened before the first use"
+        return self._calls
 
     @property
     def slot_count(self) -> int:
@@ -79,8 +95,7 @@ class Poller:
 
     async def listen(self) -> None:
         """Subscribe to the hints about messages that became the first due of their slot."""
-        calls = await self.topic.aio.open()
-        self._must_subscribe = False
+        calls, self._must_subscribe = self.calls, False
         channels = {calls.keys(slot)[0]: slot for slot in range(calls.policy.slots)}
 
         def on_hint(channel: bytes, data: bytes | None) -> None:
@@ -115,10 +130,10 @@ class Poller:
         self._replied_at = monotonic()
         self._offsets[slot] = narrow(self._offsets[slot], now_ms, sent * 1000, self._replied_at * 1000)
 
-    async def sync_clock(self, calls: TopicCalls) -> None:
+    async def sync_clock(self) -> None:
         """Request the time of the first slot's server."""
         sent = monotonic()
-        self.record_time(0, await self.context.aio_link.run(calls.time()), sent)
+        self.record_time(0, await self.context.aio_link.run(self.calls.time()), sent)
 
     def record_reply(self, slot: int, reply: SlotReply, sent: float) -> None:
         """Record when a slot has work next.
@@ -173,8 +188,7 @@ class Poller:
         A worker that polls a slot learns of a new number from the replies.
         """
         if not self._slots_to_poll() and monotonic() - self._replied_at >= POLL:
-            calls = await self.topic.aio.open()
-            await self.sync_clock(calls)
+            await self.sync_clock()
 
     def due_slots(self, calls: TopicCalls) -> list[int]:
         """Return the slots that have work now, rotated on each call, so that no slot is always the last.

@@ -68,8 +68,8 @@ class Caller(ABC):
     def renew(self) -> None:
         """Send each renewal once, as the heartbeat thread does."""
         for renewal in tuple(self.renewals.running):
-            batch = renewal.renew()
-            batch.join([self.execute(call) for call in batch.calls])
+            for batch in renewal.renew():
+                batch.join([self.execute(call) for call in batch.calls])
 
     @abstractmethod
     def call(self) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, current
-from idemgate.core.calls import Batch
 from idemgate.store.heartbeat import FunctionRenewal, HeartbeatThread
 from idemgate.testing import Clock
 from idemgate.worker import consumer
@@ -241,7 +240,7 @@ def test_a_finalizer_that_starts_a_lease_does_not_end_the_heartbeat_thread(live:
             self.itself = self
 
         def __del__(self) -> None:
-            started.append(FunctionRenewal(60, lambda: Batch([], lambda _: None), lambda: None))
+            started.append(FunctionRenewal(60, lambda _: [], lambda: None))
             live.context.heartbeat.add(started[-1])
             if len(started) < 200:
                 Garbage()

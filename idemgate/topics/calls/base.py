@@ -153,6 +153,10 @@ class BaseCalls:
         """Return the calls of the same topic with another number of slots."""
         return self.for_policy(self.policy, slots)
 
+    def with_adopt(self, adopt: Callable[[int], None]) -> Self:
+        """Return the same calls, which report the stored number of slots to `adopt`."""
+        return type(self)(self.namespace, self.name, self.policy, self.codec, self.clock, adopt)
+
     def for_policy(self, policy: Policy, slots: int) -> Self:
         """Return the calls of the same topic with another policy and number of slots."""
         policy = replace(policy, slots=slots)

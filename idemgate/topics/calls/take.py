@@ -72,6 +72,11 @@ class TakeCalls(BaseCalls):
             to.target or keys.outbox(self.namespace, self.name, slot, self.policy.slots),
         )
 
+    def outboxes(self) -> list[bytes]:
+        """Return the keys into which messages are forwarded without a named target, one per slot."""
+        slots = self.policy.slots
+        return [keys.outbox(self.namespace, self.name, slot, slots) for slot in range(slots)]
+
     def decode_forwarded(self, packed: bytes) -> Delivery[Any]:
         """Decode a forwarded message as its target stores it. Raises DecodeError."""
         return decode_forwarded(self.name, packed, self.policy.merge, self.codec)

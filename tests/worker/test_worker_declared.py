@@ -1,0 +1,181 @@
+"""What a program declares while its worker runs: it reaches neither the deliveries in flight nor their leases."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from idemgate import Gate
+from idemgate.errors import PolicyChanged
+from idemgate.store.heartbeat import FunctionRenewal
+from idemgate.testing import Clock
+from idemgate.worker import consumer
+from idemgate.worker.worker import Worker
+
+Declare = Callable[[Gate], Awaitable[Any]]
+
+
+@pytest.fixture(autouse=True)
+def frequent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deliveries are renewed every two milliseconds."""
+
+    class FrequentRenewal(FunctionRenewal):
+        def __init__(self, lease: float, *functions: Any) -> None:
+            super().__init__(lease, *functions)
+            self.interval = 0.002
+            self.due = self.last
+
+    monkeypatch.setattr(consumer, "FunctionRenewal", FrequentRenewal)
+
+
+async def again(gate: Gate) -> None:
+    gate.topic("t", window="10s")
+
+
+async def by_name(gate: Gate) -> None:
+    gate.topic("t")
+
+
+async def with_a_lease(gate: Gate) -> None:
+    gate.topic("t", window="10s", lease="1s", max_attempts=1)
+
+
+async def redefined(gate: Gate) -> None:
+    gate.topic("t", window="5s", redefine=True)
+
+
+async def refused(gate: Gate) -> None:
+    topic = gate.topic("t", window="5s", merge="append", redefine=True)
+    with pytest.raises(PolicyChanged):
+        await topic.aio.trigger("refused")
+    gate.topic("t", window="10s")
+
+
+async def deleted(gate: Gate) -> None:
+    await gate.topic("t").aio.delete(discard=True)
+
+
+async def deleted_blocking(gate: Gate) -> None:
+    await asyncio.to_thread(gate.topic("t").delete, discard=True)
+
+
+DECLARATIONS: list[tuple[dict[str, Any], Declare]] = [
+    ({"window": "10s"}, again),
+    ({"window": "10s"}, by_name),
+    ({}, again),
+    ({"window": "10s"}, with_a_lease),
+    ({}, with_a_lease),
+    ({"window": "10s"}, redefined),
+    ({}, redefined),
+    ({"window": "10s"}, refused),
+    ({"window": "10s"}, deleted),
+    ({"window": "10s"}, deleted_blocking),
+]
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+@pytest.mark.parametrize(("first", "declare"), DECLARATIONS, ids=lambda of: getattr(of, "__name__", str(of)))
+async def test_a_declaration_does_not_reach_a_running_worker(
+    gate: Gate, url: str, clock: Clock, eventually: Any, first: Any, declare: Declare, awaiting: bool
+) -> None:
+    # Given a stored topic, and a worker of it and of another topic, each with a delivery that runs
+    with Gate(url, namespace=gate.namespace, clock=clock) as producer:
+        producer.topic("t", window="10s").trigger("held")
+    clock.advance("10s")
+    done, go = list[str](), threading.Event()
+
+    async def work(delivery: Any) -> None:
+        if delivery.key == "held":
+            await asyncio.to_thread(go.wait, 30)
+        done.append(delivery.key)
+
+    def work_blocking(delivery: Any) -> None:
+        if delivery.key == "held":
+            go.wait(30)
+        done.append(delivery.key)
+
+    topic, other = gate.topic("t", **first), gate.topic("other")
+    topic.handler(work if awaiting else work_blocking)
+    other.handler(work if awaiting else work_blocking)
+    await other.aio.trigger("held")
+    async with Worker(gate):
+        await eventually(lambda: gate.counters["worker.taken"] == 2)
+        # When the program declares it once more
+        await declare(gate)
+        # Then both leases are renewed as before, for as long as before
+        clock.advance("20s")
+        wanted = clock.now() + timedelta(seconds=30)
+
+        async def renewed(one: Any) -> bool:
+            return (await one.aio.peek("held")).lease_until == wanted
+
+        await eventually(lambda: renewed(other))
+        if not declare.__name__.startswith("deleted"):
+            await eventually(lambda: renewed(topic))
+        # And the worker goes on with both topics
+        await topic.aio.trigger("next")
+        await other.aio.trigger("also")
+        clock.advance("10s")
+        await eventually(lambda: {"next", "also"} <= {*done})
+        go.set()
+        await eventually(lambda: done.count("held") == 2)
+    assert gate.counters["lease.renewal_error"] == 0
+    assert gate.counters["worker.acked"] == 3 + (not declare.__name__.startswith("deleted"))
+
+
+async def test_a_topic_declared_before_each_trigger_is_served(gate: Gate, eventually: Any) -> None:
+    # Given a program that declares its topic wherever it uses it, as web views do
+    done = list[int]()
+
+    @gate.topic("t").handler
+    async def work(delivery: Any) -> None:
+        done.append(delivery.payload)
+
+    async with Worker(gate):
+        for number in range(200):
+            topic = gate.topic("t", max_attempts=3) if number % 2 else gate.topic("t")
+            await asyncio.sleep(0)
+            await topic.aio.trigger(number, number)
+        await eventually(lambda: len(done) == 200)
+
+
+async def test_a_corrupt_delivery_does_not_cost_the_others_their_leases(
+    gate: Gate, raw: Any, clock: Clock, eventually: Any
+) -> None:
+    # Given two deliveries in one slot, a delivery of another topic, and a guarded run
+    seen, go = dict[str, Any](), asyncio.Event()
+
+    async def work(delivery: Any) -> None:
+        seen[delivery.key] = delivery
+        await go.wait()
+
+    topic, other = gate.topic("t"), gate.topic("other")
+    topic.handler(work)
+    other.handler(work)
+    await topic.aio.trigger_many([("good", 1), ("bad", 2)])
+    await other.aio.trigger("third")
+    async with Worker(gate):
+        await eventually(lambda: len(seen) == 3)
+        # When the data of one of them is corrupt
+        inflight = next(key for key in topic.open().keys(0) if key.endswith(b":inflight"))
+        whole = raw.hget(inflight, "bad")
+        raw.hset(inflight, "bad", b"\xc1")
+        clock.advance("20s")
+        wanted = clock.now() + timedelta(seconds=30)
+
+        async def renewed(key: str) -> bool:
+            return (await (other if key == "third" else topic).aio.peek(key)).lease_until == wanted
+
+        # Then the others are renewed, and the failures are counted
+        await eventually(lambda: renewed("third"))
+        await eventually(lambda: renewed("good"))
+        assert gate.counters["lease.renewal_failed"] > 0
+        assert not seen["good"].lost
+        assert not seen["third"].lost
+        raw.hset(inflight, "bad", whole)
+        go.set()
