@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import NoReturn, cast
 
 from idemgate.cli import acl, demo, doctor, run, server, topics
-from idemgate.core.key_text import printable
+from idemgate.core.key_text import one_line
 from idemgate.errors import IdemgateError, InvalidArgument, NotConfigured
 
 __all__ = ["command_line", "main"]
@@ -78,5 +78,5 @@ def _print_error(error: BaseException) -> int:
     """Print one line for an error that the user can fix. Raise any other error, with its traceback."""
     if not isinstance(error, IdemgateError):
         raise error
-    print(f"idemgate: {printable(str(error))}", file=sys.stderr)
+    print(f"idemgate: {one_line(error)}", file=sys.stderr)
     return 2 if isinstance(error, InvalidArgument | NotConfigured) else 1

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from idemgate.cli.arguments import HelpFormatter, count, span
+from idemgate.core.key_text import printable
 from idemgate.default_gate import default_gate
 from idemgate.errors import IdemgateError, InvalidArgument
 from idemgate.gate import Gate
@@ -76,7 +77,7 @@ def work(options: argparse.Namespace) -> int:
     except IdemgateError:
         raise
     except Exception as error:  # noqa: BLE001 - a module of the user may raise anything
-        print(f"idemgate: the program cannot be imported\n{_format_import_error(error)}", file=sys.stderr)
+        print(f"idemgate: the program cannot be imported\n{printable(_format_import_error(error))}", file=sys.stderr)
         return 2
     gate.run(*options.topics, concurrency=options.concurrency, grace=options.grace, membership=membership)
     code = 1 if gate.counters["worker.cut_short"] else 0

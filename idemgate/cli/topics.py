@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from idemgate.cli.arguments import add_namespace, add_url, url_of
-from idemgate.core.key_text import printable
+from idemgate.core.key_text import one_line
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.topics.registry import StoredTopic
@@ -74,10 +74,11 @@ def reshard_topic(options: argparse.Namespace) -> int:
     """Change the number of slots of a topic. Return 0. Raises InvalidArgument, TopicInUse, StoreError."""
     with _gate(options) as gate:
         done = _find_topic(gate, options.topic).reshard(options.slots, _progress_printer())
+    name = one_line(options.topic)
     if done.before == done.after:
-        print(f"{options.topic} has {done.after} slots already")
+        print(f"{name} has {done.after} slots already")
     else:
-        print(f"{options.topic} has {done.after} slots, before it had {done.before}; {done.moved} entries were moved")
+        print(f"{name} has {done.after} slots, before it had {done.before}; {done.moved} entries were moved")
     return 0
 
 
@@ -85,7 +86,7 @@ def delete_topic(options: argparse.Namespace) -> int:
     """Delete a topic. Return 0. Raises InvalidArgument, TopicInUse, StoreError."""
     with _gate(options) as gate:
         gone = _find_topic(gate, options.topic).delete(discard=options.discard)
-    print(f"{options.topic} is deleted", end="")
+    print(f"{one_line(options.topic)} is deleted", end="")
     if any((gone.pending, gone.in_flight, gone.dead)):
         print(f"; discarded: {gone.pending} pending, {gone.in_flight} in flight, {gone.dead} dead letters", end="")
     print()
@@ -96,7 +97,9 @@ def _find_topic(gate: Gate, name: str) -> Topic:
     """Return a stored topic. Raises InvalidArgument for an unknown name, instead of creating a topic."""
     there = [one.name for one in gate.stored_topics()]
     if name not in there:
-        raise InvalidArgument("TOPIC", name, "no such topic in the store", f"There are: {', '.join(there) or 'none'}")
+        raise InvalidArgument(
+            "TOPIC", name, "no such topic in the store", f"There are: {', '.join(map(one_line, there)) or 'none'}"
+        )
     return gate.topic(name)
 
 
@@ -127,7 +130,7 @@ def _row(topic: StoredTopic) -> Sequence[str]:
     stats = topic.stats
     numbers = (stats.scheduled, stats.ready, stats.waiting, stats.blocked, stats.in_flight, stats.dead)
     due = f"{stats.next_due:%Y-%m-%d %H:%M:%S}Z" if stats.next_due else "-"
-    return (printable(topic.name), str(topic.slots), *map(str, numbers), due, _condition(topic))
+    return (one_line(topic.name), str(topic.slots), *map(str, numbers), due, _condition(topic))
 
 
 def _condition(topic: StoredTopic) -> str:

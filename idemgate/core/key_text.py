@@ -11,7 +11,7 @@ from uuid import UUID
 
 from idemgate.errors import InvalidArgument, MissingKey
 
-__all__ = ["check_encodes", "decimal_text", "printable", "text_of"]
+__all__ = ["check_encodes", "decimal_text", "one_line", "printable", "text_of"]
 
 _NO_NAME = "A missing key would make all such messages one; refuse the message, or name the work by something it has"
 _KINDS = "Use a str, int, bytes, UUID, Decimal, Enum, date or aware datetime"
@@ -51,6 +51,19 @@ def printable(text: str) -> str:
     return "".join(
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def one_line(value: object) -> str:
+    """Return the text of a value for one line of a log or a terminal: `printable`, and line ends are escaped, too.
+
+    What a stranger chose, such as a path, a key in an error or the text of a handler's exception, could otherwise add
+    lines that look like others.
+    """
+    try:
+        text = str(value)
+    except Exception:  # noqa: BLE001 - an exception of the user may have a broken `__str__`
+        text = f"<{type(value).__name__}>"
+    return text if text.isprintable() else printable(text).replace("\n", "\\n")
 
 
 def check_encodes(key: str, name: str) -> str:

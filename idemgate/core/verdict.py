@@ -6,6 +6,7 @@ import logging
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from idemgate.core.durations import milliseconds
+from idemgate.core.key_text import one_line
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
@@ -120,5 +121,5 @@ def _delay_of(error: BaseException) -> float | None:
     try:
         return milliseconds(error.delay, "delay", zero=True) / 1000
     except InvalidArgument as invalid:
-        log.error("verdict.bad_delay: %s", invalid, extra={"error": str(invalid)})  # noqa: TRY400 - the text has the cause
+        log.error("verdict.bad_delay: %s", one_line(invalid), extra={"error": str(invalid)})  # noqa: TRY400 - the text has the cause
         return None

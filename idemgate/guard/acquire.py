@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from idemgate.core.calls import KEY_ERRORS, Batch, PerKeyCall
+from idemgate.core.key_text import one_line
 from idemgate.errors import NotDurable, ServerRejected, StoreError
 from idemgate.guard.attempt import ClaimAttempt, build_claim_calls, build_release_calls
 from idemgate.guard.calls import Entry, Renewal
@@ -79,7 +80,10 @@ async def _rollback_when_answered(context: Context, attempt: ClaimAttempt, pendi
     except StoreError as error:
         facts = attempt.log_facts()
         log.warning(
-            "once.cancelled_claim_left scope=%r key=%r: %s", *facts.values(), error, extra=facts | {"error": str(error)}
+            "once.cancelled_claim_left scope=%r key=%r: %s",
+            *facts.values(),
+            one_line(error),
+            extra=facts | {"error": str(error)},
         )
 
 
@@ -219,7 +223,7 @@ async def _rollback_many(
     for calls in _build_rollback(context, attempts, await pending):
         for error in await context.aio_link.run_each(calls, within):
             if isinstance(error, StoreError) and within is None:
-                log.warning("once.cancelled_claim_left: %s", error, extra={"error": str(error)})
+                log.warning("once.cancelled_claim_left: %s", one_line(error), extra={"error": str(error)})
 
 
 def _first_failure(outcomes: Sequence[Outcome]) -> StoreError | None:

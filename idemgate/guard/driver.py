@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from idemgate.core.backoff import to_async
 from idemgate.core.calls import Call
+from idemgate.core.key_text import one_line
 from idemgate.core.validation import call_blocking, refuse_coroutine
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.errors import (
@@ -432,7 +433,7 @@ class Driver:
         self.context.counters.add(f"once.store_error.{policy}")
         facts = attempt.log_facts()
         log.error(
-            "once.store_error scope=%r key=%r policy=%s: %s", *facts.values(), policy, error,
+            "once.store_error scope=%r key=%r policy=%s: %s", *facts.values(), policy, one_line(error),
             extra=facts | {"policy": policy, "error": str(error)},
         )  # fmt: skip
         if policy == "run":
@@ -467,7 +468,7 @@ class Driver:
         name = "once.not_durable" if isinstance(error, NotDurable) else "once.completion_lost"
         self.context.counters.add(name)
         facts = attempt.log_facts()
-        log.error("%s scope=%r key=%r: %s", name, *facts.values(), error, extra=facts | {"error": str(error)})
+        log.error("%s scope=%r key=%r: %s", name, *facts.values(), one_line(error), extra=facts | {"error": str(error)})
 
 
 COUNTER_NAMES = {state: f"once.{state}" for state in get_args(State)}

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
+from idemgate.core.key_text import one_line
 from idemgate.core.keys import text_of
 from idemgate.errors import StoreError
 from idemgate.guard.attempt import ClaimAttempt
@@ -45,7 +46,8 @@ def record_block_end(
     if failed:
         context.counters.add("once.unreleased", len(failed))
         keys = [text_of(claim._attempt.key) for claim, _ in failed]
-        log.error("once.unreleased keys=%r: %s", keys, failed[0][1], extra={"keys": keys, "error": str(failed[0][1])})
+        error = failed[0][1]
+        log.error("once.unreleased keys=%r: %s", keys, one_line(error), extra={"keys": keys, "error": str(error)})
 
 
 async def renew_until_ended(

@@ -10,6 +10,7 @@ from threading import Event, Thread
 
 from idemgate.core.counters import Counters
 from idemgate.core.failure import message_of
+from idemgate.core.key_text import one_line
 from idemgate.core.validation import call_blocking, is_async
 
 __all__ = ["Keep", "keep_message", "keep_message_async"]
@@ -64,4 +65,4 @@ async def keep_message_async(keep: Keep, lease: float, counters: Counters) -> As
 def _report(counters: Counters, error: Exception) -> None:
     counters.add("once.keep_failed")
     text = message_of(error)
-    log.warning("once.keep_failed: %s: %s", type(error).__name__, text, extra={"error": text})
+    log.warning("once.keep_failed: %s: %s", type(error).__name__, one_line(text), extra={"error": text})

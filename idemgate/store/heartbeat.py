@@ -25,6 +25,7 @@ from idemgate.core.backoff import retry_pause
 from idemgate.core.calls import Batch
 from idemgate.core.counters import Counters
 from idemgate.core.forks import fork_counter
+from idemgate.core.key_text import one_line
 from idemgate.errors import StoreError
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class HeartbeatThread:
                 self._mark_overdue(renewal)
         if any(renewal.failures & (renewal.failures - 1) == 0 for renewal in errors):
             facts = {"leases": len(errors), "error": str(next(iter(errors.values())))}
-            log.warning("lease.renewal_failed leases=%d: %s", *facts.values(), extra=facts)
+            log.warning("lease.renewal_failed leases=%d: %s", len(failed), one_line(facts["error"]), extra=facts)
 
     def _mark_overdue(self, renewal: LeaseRenewal) -> None:
         """Call `overdue`. An exception concerns this lease only."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from idemgate.core.key_text import one_line, printable
 from idemgate.errors import InvalidArgument
 
 __all__ = ["configure"]
@@ -14,8 +15,14 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 class Facts(logging.Formatter):
     """A formatter that appends the `extra` fields: `worker.dead topic='images' attempt=17`.
 
-    A field that the message already shows is not repeated.
+    A field that the message already shows is not repeated. A record begins at the first column, its traceback does not.
+    So no exception of a handler and no key can forge a record, or act on a terminal.
     """
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        head, *rest = printable(text).split("\n")
+        return "\n".join([head, *(f"  {line}" for line in rest)])
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         facts = [
@@ -23,7 +30,7 @@ class Facts(logging.Formatter):
             for name, value in vars(record).items()
             if name not in _STANDARD and f" {name}=" not in record.message
         ]
-        return " ".join([super().formatMessage(record), *facts])
+        return one_line(" ".join([super().formatMessage(record), *facts]))
 
 
 def configure(level: str = "INFO") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from idemgate.core.key_text import printable
+from idemgate.core.key_text import one_line
 from idemgate.errors import StoreError
 from idemgate.store.context import Context
 from idemgate.topics.registry import stored_topics_async
@@ -31,7 +31,7 @@ async def warn_about_unserved(context: Context, topics: Mapping[str, Topic]) -> 
         return
     waiting = {topic.name: topic.stats.pending for topic in found if topic.stats.pending}
     if waiting:
-        shown = ", ".join(f"{printable(name)} ({pending})" for name, pending in [*waiting.items()][:SHOWN])
+        shown = ", ".join(f"{one_line(name)} ({pending})" for name, pending in [*waiting.items()][:SHOWN])
         more = f" and {len(waiting) - SHOWN} more" if len(waiting) > SHOWN else ""
         log.warning(
             "worker.unserved topics=%s%s: their messages wait, and this program has no handler for them. Register one, "

@@ -10,7 +10,7 @@ import pytest
 
 from idemgate import Gate
 from idemgate.cli import main
-from idemgate.core.key_text import printable
+from idemgate.core.key_text import one_line, printable
 
 ESCAPES = "\x1b[2J\x07\x9b31m\x7f\r\u202etxt\ud800"
 """It clears the screen, rings, colours, deletes, returns, and turns the direction of text around."""
@@ -89,3 +89,12 @@ def test_the_list_of_topics_and_errors_print_none(
 )
 def test_what_a_terminal_acts_on_is_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
+    assert one_line(text) == shown.replace("\n", "\\n")
+
+
+def test_a_text_that_cannot_be_had_is_shown_by_its_type() -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    assert one_line(Broken()) == "<Broken>"

@@ -49,3 +49,21 @@ def test_facts_are_appended_once() -> None:
     assert formatter.format(record) == "once.lease_lost key='a' token=5"
     record = logging.makeLogRecord({"msg": "worker.dead", "topic": "images", "attempt": 17})
     assert formatter.format(record) == "worker.dead topic='images' attempt=17"
+
+
+def test_no_text_of_a_stranger_begins_a_record_or_acts_on_a_terminal() -> None:
+    # Given a handler whose exception has the text of a message
+    forged = "2026-01-01 00:00:00,000 ERROR   idemgate.worker worker.failed"
+    try:
+        raise ValueError(f"odd\n{forged}\x1b[2J\r{forged}")
+    except ValueError as error:
+        failed = error
+    given = {"msg": "worker.handler_failed key=%s", "args": (f"a\n{forged}",), "key": "a"}
+    record = logging.makeLogRecord(given | {"exc_info": (ValueError, failed, failed.__traceback__)})
+    # When `idemgate run` prints it
+    head, *rest = Facts("%(message)s").format(record).splitlines()
+    # Then only the record itself is at the first column, and no control character is left
+    assert head == f"worker.handler_failed key=a\\n{forged}"
+    assert all(line.startswith("  ") and line.isprintable() for line in rest)
+    assert rest[0] == "  Traceback (most recent call last):"
+    assert rest[-1].endswith(f"\\x1b[2J\\r{forged}")

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from idemgate.audit.findings import Finding, Report
 from idemgate.audit.server import Check
 from idemgate.cli.doctor.examine import Namespace, Told
-from idemgate.core.key_text import printable
+from idemgate.core.key_text import one_line
 
 __all__ = ["as_json", "as_text", "show"]
 
@@ -68,7 +68,7 @@ def as_text(where: Namespace, checks: list[Told], report: Report | None) -> str:
 def _safe(text: str) -> str:
     """Return a line that no name in the store can change or end. Only the layout begins a line with a line end."""
     rest = text.removeprefix("\n")
-    return text[: len(text) - len(rest)] + printable(rest).replace("\n", "\\n")
+    return text[: len(text) - len(rest)] + one_line(rest)
 
 
 def _lines(where: Namespace, checks: list[Told], report: Report | None) -> Iterator[Line]:

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 from idemgate import Gate, Guard, InvalidArgument, KeyReused, OutcomeUnknown, StoreError, Verdict
+from idemgate.core.key_text import one_line
 from idemgate.errors import AttemptsExhausted, LeaseLost
 from idemgate_http.keys import Identity, parse_key, record_key, tag_caller
 from idemgate_http.options import HttpOptions, Options, check_options
@@ -18,7 +19,7 @@ from idemgate_http.response import HEADER_BYTES, Response, has_wrong_length, may
 from idemgate_http.webhooks.event import BadSignature
 
 __all__ = ["GUARDED", "MARK", "MISSING", "PASSED", "Admission", "HttpGuard", "Released", "RequiredKeyMissing",
-           "Selected", "Unrendered", "is_verified"]  # fmt: skip
+           "Selected", "Unrendered", "is_verified", "log_facts"]  # fmt: skip
 
 log = logging.getLogger("idemgate.http")
 HEADER: Final = "idempotency-key"
@@ -177,8 +178,8 @@ class HttpGuard:
         if not self.is_kept(response.status):
             raise Released
         if has_wrong_length(response):
-            log.warning("http.wrong_length method=%s path=%s", request.method, request.path,
-                        extra={"method": request.method, "path": request.path})  # fmt: skip
+            facts = log_facts(request)
+            log.warning("http.wrong_length method=%s path=%s", *facts.values(), extra=facts)
             raise Released
         allowed = self.options.headers
         if self.options.redact is not None:
@@ -186,8 +187,8 @@ class HttpGuard:
                 response = _check_redacted(self.options.redact(response), response.status)
             except Exception as error:  # noqa: BLE001 - the operation is done, whatever the function raises
                 self.counters.add("http.redact_failed")
-                log.error("http.redact_failed method=%s path=%s: %s", request.method, request.path,  # noqa: TRY400
-                          type(error).__name__, extra={"method": request.method, "path": request.path})  # fmt: skip
+                facts, kind = log_facts(request), type(error).__name__
+                log.error("http.redact_failed method=%s path=%s: %s", *facts.values(), kind, extra=facts)  # noqa: TRY400
                 return self.pack_not_kept(response.status, "redacted")
         size = sum(len(name) + len(value) for name, value in response.headers if may_keep(name, allowed))
         if size > HEADER_BYTES or len(response.body) > self.options.max_response_bytes:
@@ -205,13 +206,10 @@ class HttpGuard:
 
     def pack_unreadable(self, request: Request, status: int, error: Exception) -> list[Any]:
         """Return what the record of a response stores that raised when it was read. Count and log that."""
-        self._report_unrecorded(request.method, request.path, error)
-        return self.pack_not_kept(status, UNREADABLE)
-
-    def _report_unrecorded(self, method: str, path: str, error: Exception) -> None:
         self.counters.add("http.record_failed")
-        log.error("http.record_failed method=%s path=%s: %s", method, path, type(error).__name__,
-                  exc_info=error, extra={"method": method, "path": path})  # fmt: skip
+        facts, kind = log_facts(request), type(error).__name__
+        log.error("http.record_failed method=%s path=%s: %s", *facts.values(), kind, exc_info=error, extra=facts)
+        return self.pack_not_kept(status, UNREADABLE)
 
     # What a verdict becomes
 
@@ -278,6 +276,11 @@ def _check_redacted(response: object, status: int) -> Response:
     if not all(isinstance(name, str) and isinstance(value, str) for name, value in response.headers):
         raise TypeError("the headers that redact returns must be pairs of text")
     return response
+
+
+def log_facts(request: Request) -> dict[str, object]:
+    """Return the method and the path of a request for a log. The client chose both, so they are escaped."""
+    return {"method": one_line(request.method), "path": one_line(request.path)}
 
 
 def is_verified(raw: Any) -> bool:

@@ -99,7 +99,7 @@ def _read_body(request: flask.Request, most: int) -> bytes:
         return pack_form(request.form, request.files)
     if request.content_length:
         raise RuntimeError(
-            f"the body of {request.method} {request.path} was read before the guard. Read it with request.get_data()"
+            f"the body of {request.method} {request.path!r} was read before the guard. Read it with request.get_data()"
         )
     return b""
 

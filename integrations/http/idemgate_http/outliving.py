@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
-from idemgate_http.core import Admission, HttpGuard
+from idemgate_http.core import Admission, HttpGuard, log_facts
 
 __all__ = ["Outliving"]
 
@@ -54,5 +54,4 @@ class Outliving:
 
 def _log_facts(admission: Admission) -> dict[str, object]:
     """Return the method, the path and the record's key of a request. The key is a digest."""
-    request = admission.request
-    return {"method": request.method, "path": request.path, "record": admission.key}
+    return log_facts(admission.request) | {"record": admission.key}

@@ -60,7 +60,7 @@ class Request:
         self.raw = raw
 
     def __repr__(self) -> str:
-        return f"<Request {self.method} {self.path}>"
+        return f"<Request {self.method} {self.path!r}>"
 
     @property
     def content_length(self) -> int | None:

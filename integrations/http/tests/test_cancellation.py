@@ -68,7 +68,7 @@ async def test_a_cancelled_request_that_fails_later_is_logged(agate: Gate, caplo
         raise ZeroDivisionError
 
     guarded = IdempotencyKey(app, gate=agate, **OPTIONS)
-    request = asyncio.create_task(post(guarded))
+    request = asyncio.create_task(post(guarded, path="/pay\nERROR forged"))
     await entered.wait()
     request.cancel()
     await asyncio.wait([request])
@@ -76,6 +76,9 @@ async def test_a_cancelled_request_that_fails_later_is_logged(agate: Gate, caplo
     await guarded._outliving.drain(20)
     assert agate.counters["http.outlived_failed"] == 1
     assert "ZeroDivisionError" in caplog.text
+    assert [record.getMessage().partition(" record=")[0] for record in caplog.records] == [
+        f"http.{event} method=POST path=/pay\\nERROR forged" for event in ("outlived", "outlived_failed")
+    ]
 
 
 async def test_an_app_is_not_told_of_a_disconnect_before_its_response(agate: Gate) -> None:

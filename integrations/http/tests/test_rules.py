@@ -436,6 +436,21 @@ def test_problems_have_the_configured_base(serve: Serve, effects: Effects) -> No
     assert client.post(None).json()["type"] == "https://api.example/problems/key-missing"
 
 
+def test_a_path_adds_no_line_to_the_log(serve: Serve, caplog: Any) -> None:
+    """A client chooses the path. It is decoded, so it may hold line ends and what a terminal acts on."""
+    effects = Effects(lambda call, number: Answer(b"short", 201, [("Content-Length", "10")], length=False))
+    client = serve(effects, redact=lambda response: response.nothing)
+    with contextlib.suppress(httpx.TransportError):  # some servers close the connection
+        client.post(path="/a%0AERROR%20forged%1B[2J")
+    effects._answer = lambda call, number: Answer(b"whole")
+    client.post(path="/b%0D%0AERROR%20forged%C2%85")
+    records = [record for record in caplog.records if record.name == "idemgate.http"]
+    assert {record.getMessage().split()[0] for record in records} == {"http.wrong_length", "http.redact_failed"}
+    for record in records:
+        assert record.getMessage().isprintable()
+        assert getattr(record, "path", "").isprintable()
+
+
 def test_no_secret_is_logged(serve: Serve, effects: Effects, caplog: Any) -> None:
     caplog.set_level("DEBUG", "idemgate")
     client = serve(effects)

@@ -22,6 +22,7 @@ from idemgate import (
     InvalidArgument,
     StoreUnavailable,
 )
+from idemgate.core.key_text import one_line
 from idemgate.errors import NotConfigured, ServerRejected
 from idemgate.types import Verdict, check_function, milliseconds, scope_of
 
@@ -350,7 +351,7 @@ class _ConsumerGuard:
             log.log(
                 logging.INFO if reason == "in_progress" else logging.WARNING,
                 "message held scope=%s id=%r reason=%s%s",
-                self._scope, hold.message_id, reason, "" if error is None else f": {error}",
+                self._scope, hold.message_id, reason, "" if error is None else f": {one_line(error)}",
                 extra=self._log_facts(hold),
             )  # fmt: skip
         return RetryIn(min(seconds, left))
@@ -361,7 +362,7 @@ class _ConsumerGuard:
         log.log(
             logging.ERROR if rejected else logging.WARNING,
             "message %s scope=%s id=%r: %s: %s", verdict.outcome, self._scope, hold.message_id,
-            type(error).__name__, error, extra=self._log_facts(hold), exc_info=error,
+            type(error).__name__, one_line(error), extra=self._log_facts(hold), exc_info=error,
         )  # fmt: skip
         if rejected:
             return self._count(Settlement("reject", 0, "rejected"))

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 from idemgate import Gate, InvalidArgument, Topic, Trigger
+from idemgate.core.key_text import one_line
 from idemgate.errors import DecodeError, PolicyChanged, UnexpectedData
 from idemgate.types import Duration, milliseconds
 from idemgate_sql.database import read_text
@@ -222,7 +223,8 @@ class Relay:
         """Set a row aside that its topic refuses, so that rows of other keys go on."""
         self._gate.counters.add("sql.relay_refused")
         facts = {"topic": row.topic, "row": row.id}
-        log.error("sql.relay_refused topic=%r row=%d: %s", *facts.values(), error, extra=facts | {"error": str(error)})
+        log.error("sql.relay_refused topic=%r row=%d: %s", *facts.values(), one_line(error),
+                  extra=facts | {"error": str(error)})  # fmt: skip
         text = str(error).replace("\0", "\\0")[:500]
         await connection.execute(self._statements.refuse, {"id": row.id, "error": text})
 
