@@ -240,7 +240,7 @@ class HeartbeatThread:
                 self._mark_overdue(renewal)
         if any(renewal.failures & (renewal.failures - 1) == 0 for renewal in errors):
             facts = {"leases": len(errors), "error": str(next(iter(errors.values())))}
-            log.warning("lease.renewal_failed leases=%d: %s", len(failed), one_line(facts["error"]), extra=facts)
+            log.warning("lease.renewal_failed leases=%d: %s", len(errors), one_line(facts["error"]), extra=facts)
 
     def _mark_overdue(self, renewal: LeaseRenewal) -> None:
         """Call `overdue`. An exception concerns this lease only."""
