@@ -20,7 +20,7 @@ import redis.exceptions as rx
 
 from idemgate.store.resp import new_reader
 
-__all__ = ["AsyncConnection", "open_connection"]
+__all__ = ["CLOSE_TIMEOUT", "AsyncConnection", "open_connection", "open_transport"]
 
 
 CLOSE_TIMEOUT = 1.0
@@ -217,6 +217,14 @@ def _resolve_future(future: asyncio.Future[Any], reply: Any) -> None:
 
 async def open_connection(pool: Any, reply_timeout: float) -> AsyncConnection:
     """Open a connection with the settings of a redis-py pool. `reply_timeout` is in seconds."""
+    writer = await open_transport(pool)
+    opened = AsyncConnection(writer, reply_timeout)
+    writer.transport.set_protocol(opened)
+    return opened
+
+
+async def open_transport(pool: Any) -> asyncio.StreamWriter:
+    """Connect with the settings of a redis-py pool. Return the writer, whose transport needs another protocol."""
     connection = pool.make_connection()
     try:
         await connection.connect()
@@ -225,9 +233,7 @@ async def open_connection(pool: Any, reply_timeout: float) -> AsyncConnection:
         if isinstance(error, rx.TimeoutError):  # also of the handshake: no request was sent
             raise rx.TimeoutError("Timeout connecting to the server") from error
         raise
-    writer = connection._writer
-    opened = AsyncConnection(writer, reply_timeout)
-    writer.transport.set_protocol(opened)
-    # redis-py's object must not close, or warn about, a transport that belongs to this module from here on.
+    writer: asyncio.StreamWriter = connection._writer
+    # redis-py's object must not close, or warn about, a transport that belongs to the caller from here on.
     connection._reader = connection._writer = None
-    return opened
+    return writer

@@ -4,42 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
-from idemgate.store.clients import async_client, close_client
+from idemgate.store.clients import async_pool, close_sentinels
 from idemgate.store.endpoint import Endpoint, pick_node
+from idemgate.store.pubsub_connection import PubSubConnection
 from idemgate.store.shielded import finish_despite_cancel
 
 __all__ = ["MessageCallback", "Subscription"]
 
 log = logging.getLogger("idemgate.listen")
-PING_AFTER = 5.0
-"""Seconds without a message before a PING.
-
-The health check of redis-py also sends a PING but ignores a missing reply. A connection that swallows everything would
-then stay until the kernel gives it up.
-"""
+LINGER = 1.0
+"""Seconds after which a connection without listeners is closed."""
+Name = tuple[bool, bytes]
+"""The name of a pattern (True) or of a channel (False)."""
 MessageCallback = Callable[[bytes, bytes | None], None]
-"""A callback for (channel, data). Data is None after a gap: messages published while the connection was lost are
-unknown.
+"""A callback for (channel, data). It must not raise. Data is None after a gap: messages published while the connection
+was lost are unknown.
 """
 
 
 class Subscription:
-    """One Pub/Sub connection of the event loop. It connects with the first listener and closes with the last."""
+    """One Pub/Sub connection of the event loop. It connects with the first listener and closes after the last.
+
+    One task owns the connection. Others change the listeners and queue a command on the connection. If it is being
+    replaced, the task subscribes the next one to all names.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._channels: dict[bytes, set[MessageCallback]] = {}
-        self._patterns: dict[bytes, set[MessageCallback]] = {}
-        self._ready: dict[bytes, asyncio.Event] = {}
-        self._pubsub: Any = None
+        self._listeners: dict[Name, set[MessageCallback]] = {}
+        self._ready: dict[Name, asyncio.Event] = {}
+        self._unconfirmed: Counter[Name] = Counter()
+        self._gaps: set[Name] = set()  # the next confirmation notifies their listeners
+        self._connection: PubSubConnection | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -48,34 +52,43 @@ class Subscription:
 
         A connection that became silent counts as listening until its PING is overdue.
         """
-        return self._pubsub is not None and all(ready.is_set() for ready in self._ready.values())
+        connection = self._connection
+        return connection is not None and not connection.lost.done() and not self._unconfirmed
 
     async def add(self, name: bytes, callback: MessageCallback, *, pattern: bool = False) -> None:
-        """Listen to a channel, or to a pattern.
+        """Listen to a channel, or to a pattern. Failures of the connection do not raise.
 
-        Returns once the server has confirmed, or after 2 s. After that the subscription starts as soon as it can.
+        Returns once the server has confirmed, or after 2 s. After that the subscription starts as soon as it can, and
+        `callback` is told of a gap.
         """
-        table = self._patterns if pattern else self._channels
-        is_new = name not in table
-        table.setdefault(name, set()).add(callback)
-        ready = self._ready.setdefault(name, asyncio.Event())
+        key = pattern, name
+        if key not in self._listeners:
+            self._listeners[key], self._ready[key] = set(), asyncio.Event()
+            self._subscribe(key)
+        self._listeners[key].add(callback)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._listen())
-        elif is_new and self._pubsub is not None:
-            with suppress(rx.RedisError, OSError):
-                await (self._pubsub.psubscribe if pattern else self._pubsub.subscribe)(name)
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(2.0):
-                await ready.wait()
+                await self._ready[key].wait()
+        except TimeoutError:
+            self._gaps.add(key)
 
     def remove(self, name: bytes, callback: MessageCallback, *, pattern: bool = False) -> None:
-        """Remove a listener. The subscription ends with the connection, or with the next message on its channel."""
-        table = self._patterns if pattern else self._channels
-        listeners = table.get(name, set())
+        """Remove a listener. The last listener of a name ends its subscription."""
+        key = pattern, name
+        listeners = self._listeners.get(key, set())
         listeners.discard(callback)
-        if not listeners:
-            table.pop(name, None)
-            self._ready.pop(name, None)
+        if not listeners and self._listeners.pop(key, None) is not None:
+            del self._ready[key]
+            self._gaps.discard(key)
+            if self._connection is not None:
+                self._connection.send("PUNSUBSCRIBE" if pattern else "UNSUBSCRIBE", name)
+
+    def reconnect(self) -> None:
+        """Replace the connection, for example because it leads to a former primary."""
+        if self._connection is not None:
+            self._connection.end(rx.ConnectionError("replaced, because another server may be the primary"))
 
     async def close(self) -> None:
         """Close the connection. A cancellation does not interrupt this: the connection would stay open."""
@@ -83,8 +96,7 @@ class Subscription:
 
     async def _close(self) -> None:
         # redis-py may swallow a cancellation while it connects. Without listeners the task then ends on its next check.
-        self._channels.clear()
-        self._patterns.clear()
+        self._listeners.clear()
         self._ready.clear()
         if self._task is not None:
             self._task.cancel()
@@ -92,74 +104,72 @@ class Subscription:
                 await self._task
             self._task = None
 
+    # -- the task that owns the connection ----------------------------------------------------------------------------
+
     async def _listen(self) -> None:
-        failures = 0
+        failures = tries = 0
         # Checked after every await: a listener may have been added while the last connection was being closed.
-        while self._channels or self._patterns:
-            client = async_client(pick_node(self._endpoint, failures))
+        while self._listeners:
+            pool = async_pool(pick_node(self._endpoint, failures), SOCKET_TIMEOUT)
             try:
-                await self._receive(client.pubsub(), gap=failures > 0)
-            except (rx.RedisError, OSError) as error:
+                await self._hold_connection(pool)
+            except Exception as error:  # noqa: BLE001 - whatever ends a connection, the listeners need the next one
+                tries = 0 if any(ready.is_set() for ready in self._ready.values()) else tries
                 log.warning("listen.lost", extra={"error": str(error)})
-                await asyncio.sleep(min(1.0, 0.05 * 2 ** min(failures, 5)))
-                failures += 1
+                self._mark_gap()
+                await asyncio.sleep(min(1.0, 0.05 * 2 ** min(tries, 5)))
+                failures, tries = failures + 1, tries + 1
             finally:
-                with suppress(rx.RedisError, OSError):
-                    await close_client(client)
+                await close_sentinels(pool)
 
-    async def _receive(self, pubsub: Any, gap: bool) -> None:
-        """Receive messages until the last listener is removed. Raise when the connection fails."""
+    async def _hold_connection(self, pool: Any) -> None:
+        """Keep a connection until the last listener is removed. Raise when it fails."""
+        connection = self._connection = await PubSubConnection.open(pool, self._on_push)
         try:
-            await pubsub.connect()
-            # From here on `add` subscribes directly: the snapshots below miss names that are added during the next
-            # awaits.
-            self._pubsub = pubsub
-            if channels := tuple(self._channels):
-                await pubsub.subscribe(*channels)
-            if patterns := tuple(self._patterns):
-                await pubsub.psubscribe(*patterns)
-            if gap:
-                self._notify_gap()
-            received_at, pinged_at = monotonic(), 0.0
-            while self._channels or self._patterns:
-                message = await pubsub.get_message(ignore_subscribe_messages=False, timeout=1.0)
-                if message is not None:
-                    received_at = monotonic()
-                    await self._dispatch(pubsub, message)
-                elif pinged_at > received_at:
-                    _check_pong(pinged_at)
-                elif monotonic() - received_at > PING_AFTER:
-                    await pubsub.ping()
-                    pinged_at = monotonic()
+            self._unconfirmed.clear()
+            for key in self._listeners:
+                self._subscribe(key)
+            while self._listeners:
+                await connection.wait_lost(LINGER)
         finally:
-            self._pubsub = None
-            with suppress(rx.RedisError, OSError):
-                await pubsub.aclose()
+            self._connection = None
+            await connection.close()
 
-    async def _dispatch(self, pubsub: Any, message: dict[str, Any]) -> None:
-        kind, channel = message["type"], message["channel"]
-        if kind in ("subscribe", "psubscribe"):
-            if channel in self._ready:
-                self._ready[channel].set()
-        elif kind == "message":
-            listeners = self._channels.get(channel)
-            if listeners is None:
-                await pubsub.unsubscribe(channel)
-                return
-            for callback in tuple(listeners):
-                callback(channel, message["data"])
-        elif kind == "pmessage":
-            for callback in tuple(self._patterns.get(message["pattern"], ())):
-                callback(channel, message["data"])
+    def _subscribe(self, key: Name) -> None:
+        if self._connection is not None:
+            self._unconfirmed[key] += 1
+            self._connection.send("PSUBSCRIBE" if key[0] else "SUBSCRIBE", key[1])
 
-    def _notify_gap(self) -> None:
-        for table in (self._channels, self._patterns):
-            for name, listeners in table.items():
-                for callback in tuple(listeners):
-                    callback(name, None)
+    def _mark_gap(self) -> None:
+        self._gaps.update(self._listeners)
+        for ready in self._ready.values():
+            ready.clear()
 
+    # -- messages -----------------------------------------------------------------------------------------------------
 
-def _check_pong(pinged_at: float) -> None:
-    """Raise TimeoutError when no reply arrived within the timeout after a PING."""
-    if monotonic() - pinged_at > SOCKET_TIMEOUT:
-        raise rx.TimeoutError("Timeout reading from the server")
+    def _on_push(self, words: list[Any]) -> None:
+        match words:
+            case [b"message", bytes(channel), bytes(data)]:
+                self._notify((False, channel), channel, data)
+            case [b"pmessage", bytes(pattern), bytes(channel), bytes(data)]:
+                self._notify((True, pattern), channel, data)
+            case [b"subscribe" | b"psubscribe" as kind, bytes(name), _]:
+                self._confirm((kind == b"psubscribe", name))
+            case _:
+                pass  # the reply to PING or to UNSUBSCRIBE
+
+    def _confirm(self, key: Name) -> None:
+        """Mark a name as subscribed, unless a later command for it is still on its way."""
+        self._unconfirmed[key] -= 1
+        if self._unconfirmed[key] > 0:
+            return
+        del self._unconfirmed[key]
+        if key in self._ready:
+            self._ready[key].set()
+            if key in self._gaps:
+                self._gaps.discard(key)
+                self._notify(key, key[1], None)
+
+    def _notify(self, key: Name, channel: bytes, data: bytes | None) -> None:
+        for callback in tuple(self._listeners.get(key, ())):
+            callback(channel, data)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import redis.exceptions as rx
 
-from idemgate.core.backoff import SOCKET_TIMEOUT
+from idemgate.core.backoff import SOCKET_TIMEOUT, retry_pause
 from idemgate.core.calls import KEY_ERRORS, Batch, Call, Incomplete, PerKeyCall, SlotMoved
 from idemgate.core.forks import lock_reset_at_fork
 from idemgate.errors import StoreError
@@ -308,15 +308,12 @@ class SyncLink:
 
         The waiter misses no message that is published from then on.
         """
-        client = sync_client(pick_node(self.endpoint, 0))
-        pubsub = client.pubsub()
-        waiter = Waiter(pubsub)
+        waiter = Waiter(self.endpoint, channel)
         try:
-            waiter.subscribe(channel)
+            waiter.subscribe()
             yield waiter
         finally:
-            pubsub.close()
-            client.close()
+            waiter.close()
 
     def close(self) -> None:
         if self._cluster is not None:
@@ -327,28 +324,53 @@ class SyncLink:
 
 
 class Waiter:
-    """Waits for a message. After a lost connection it sleeps for the full time: messages only shorten a poll."""
+    """Waits for a message on a channel. Messages only shorten a poll, so failures of the connection do not raise."""
 
-    def __init__(self, pubsub: Any) -> None:
-        self._pubsub: Any = pubsub
+    def __init__(self, endpoint: Endpoint, channel: bytes) -> None:
+        self._endpoint = endpoint
+        self._channel = channel
+        self._failures = 0
+        self._client: Any = None
+        self._pubsub: Any = None
 
-    def subscribe(self, channel: bytes) -> None:
+    def subscribe(self, seconds: float = SOCKET_TIMEOUT) -> bool:
+        """Subscribe on a new connection. Return whether the server confirmed within `seconds`."""
+        self._client = sync_client(pick_node(self._endpoint, self._failures), seconds)
         try:
-            self._pubsub.subscribe(channel)
-            self._pubsub.get_message(timeout=1.0)
+            self._pubsub = self._client.pubsub()
+            self._pubsub.subscribe(self._channel)
+            self._pubsub.get_message(timeout=min(1.0, seconds))
         except rx.RedisError:
-            self._pubsub = None
+            self._drop()
+            return False
+        return True
 
     def wait(self, seconds: float) -> bool:
-        """Return True when a message arrives, or False after `seconds`."""
+        """Return True when a message arrives, or may have been missed with a lost connection. False after `seconds`."""
         end = monotonic() + seconds
-        while self._pubsub is not None and (left := end - monotonic()) > 0:
+        while (left := end - monotonic()) > 0:
+            if self._pubsub is None:
+                if self.subscribe(min(left, SOCKET_TIMEOUT)):
+                    return True
+                time.sleep(max(0.0, min(retry_pause(self._failures), end - monotonic())))
+                continue
             try:
                 message = self._pubsub.get_message(timeout=left)
             except rx.RedisError:
-                self._pubsub = None
-                break
-            if message is not None and message["type"] == "message":
-                return True
-        time.sleep(max(0.0, end - monotonic()))
+                self._drop()
+            else:
+                if message is not None and message["type"] == "message":
+                    self._failures = 0
+                    return True
         return False
+
+    def _drop(self) -> None:
+        self._failures += 1
+        self.close()
+
+    def close(self) -> None:
+        if self._pubsub is not None:
+            self._pubsub.close()
+        if self._client is not None:
+            self._client.close()
+        self._pubsub = self._client = None

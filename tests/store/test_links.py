@@ -690,6 +690,37 @@ async def test_a_broken_subscription_is_made_anew_and_the_gap_is_told(
         await eventually(lambda: heard == [None, None, b"one", b"two"])
 
 
+async def test_a_channel_is_added_while_its_connection_is_replaced(
+    proxy: Proxy, namespace: str, raw: redis.Redis
+) -> None:
+    async with _ear(proxy.url, namespace) as ear:
+        heard: set[bytes] = set()
+
+        def listen(channel: bytes, data: bytes | None) -> None:
+            heard.add(channel if data is not None else b"")
+
+        await ear.add(f"{namespace}:first".encode(), listen)
+        for number in range(20):
+            # Given tasks that subscribe one after the other, while the connection ends
+            names = [f"{namespace}:{number}:{one}".encode() for one in range(30)]
+            adding = []
+            for one, name in enumerate(names):
+                adding.append(asyncio.create_task(ear.add(name, listen)))
+                if one == 10 + number % 10:
+                    proxy.cut_all()
+                await asyncio.sleep(0)
+            # Then none of them fails
+            async with asyncio.timeout(60):
+                await asyncio.gather(*adding)
+            # And all of them hear
+            await eventually(lambda names=names: all(raw.publish(name, "x") == 1 for name in names))
+            await eventually(lambda names=names: heard.issuperset(names))
+            for name in names:
+                ear.remove(name, listen)
+        # And no subscription stays behind
+        await eventually(lambda: raw.pubsub_channels(f"{namespace}:*") == [f"{namespace}:first".encode()])
+
+
 async def test_a_waiter_is_woken(asker: Any, url: str, namespace: str, raw: redis.Redis) -> None:
     ask = asker(url)
     name = f"{namespace}:w".encode()
@@ -702,6 +733,26 @@ async def test_a_waiter_is_woken(asker: Any, url: str, namespace: str, raw: redi
             raw.publish(name, "x")
             assert waiter.wait(60) is True
             assert waiter.wait(0.01) is False
+
+
+async def test_a_waiter_whose_connection_is_lost_is_woken_to_look_again(
+    asker: Any, proxy: Proxy, namespace: str, raw: redis.Redis
+) -> None:
+    ask = asker(proxy.url)
+    name = f"{namespace}:w".encode()
+    if ask.awaiting:
+        async with ask.gate.aio.context.aio_link.waiting(name) as event:
+            proxy.cut_all()
+            await asyncio.wait_for(event.wait(), 60)
+            event.clear()
+            raw.publish(name, "x")
+            await asyncio.wait_for(event.wait(), 60)
+    else:
+        with ask.gate.context.link.waiting(name) as waiter:
+            proxy.cut_all()
+            assert waiter.wait(3600) is True
+            raw.publish(name, "x")
+            assert waiter.wait(3600) is True
 
 
 def test_a_waiter_without_a_server_waits_out_its_time() -> None:
