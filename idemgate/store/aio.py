@@ -34,16 +34,37 @@ T = TypeVar("T")
 class _LoopState:
     """The state of one event loop: its access to the store, its subscription, and its pending calls."""
 
-    __slots__ = ("at_end", "closing", "loading", "loop", "store", "subscription", "tasks")
+    __slots__ = (
+        "at_end", "closing", "loading", "loop", "reconnecting", "store", "subscription", "subscriptions", "tasks"
+    )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float) -> None:
         self.loop = loop
-        self.store = (AsyncCluster if endpoint.kind == "cluster" else SingleServer)(endpoint, seconds)
+        self.store = (
+            AsyncCluster(endpoint, seconds)
+            if endpoint.kind == "cluster"
+            else SingleServer(endpoint, seconds, self.note_failover)
+        )
         self.subscription = Subscription(endpoint)
+        self.subscriptions: WeakSet[Subscription] = WeakSet([self.subscription])
+        self.reconnecting: asyncio.TimerHandle | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
         self.loading: dict[bytes, asyncio.Event] = {}
         self.closing = False
         self.at_end: AsyncGenerator[None] | None = None
+
+    def note_failover(self) -> None:
+        """Replace the Pub/Sub connections once the last hint of a failover is a second old.
+
+        Nothing else would tell them of it: a former primary keeps them open and may send nothing any more.
+        """
+        if self.reconnecting is not None:
+            self.reconnecting.cancel()
+        self.reconnecting = self.loop.call_later(1.0, self._reconnect)
+
+    def _reconnect(self) -> None:
+        for subscription in tuple(self.subscriptions):
+            subscription.reconnect()
 
 
 class PendingCall(Generic[T]):
@@ -79,8 +100,8 @@ class PendingCall(Generic[T]):
         """Handle the reply. The common case costs no task; redirects, retries and partial replies run in one."""
         if isinstance(reply, Exception):
             assert self._connection is not None, "an error comes from a connection"
-            self._state.store.report_error(self._connection, reply)
-            self.continue_with(self._link._retry_after(self._call, self._budget(), reply))
+            error = self._state.store.report_error(self._connection, reply)
+            self.continue_with(self._link._retry_after(self._call, self._budget(), error))
             return
         try:
             result = self._call.answer(reply)
@@ -403,7 +424,9 @@ class AsyncLink:
 
     def subscription(self) -> Subscription:
         """Return a new Pub/Sub connection. The caller closes it."""
-        return Subscription(self.endpoint)
+        subscription = Subscription(self.endpoint)
+        self._state.subscriptions.add(subscription)
+        return subscription
 
     async def close(self) -> None:
         """Wait for the pending calls, then close the connections of this event loop."""
@@ -457,6 +480,8 @@ class AsyncLink:
         await self._finish_tasks(state)
         self._loops.pop(state.loop, None)
         self._last = None
+        if state.reconnecting is not None:
+            state.reconnecting.cancel()
         await state.subscription.close()
         await state.store.close()
 

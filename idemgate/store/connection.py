@@ -22,6 +22,7 @@ import redis.exceptions as rx
 
 from idemgate.core.forks import fork_counter
 from idemgate.store.clients import find_master
+from idemgate.store.refusals import suggests_failover
 from idemgate.store.resp import new_reader
 
 __all__ = ["Connection", "ConnectionPool"]
@@ -217,8 +218,8 @@ class ConnectionPool:
                 reply = connection.execute(request)
             else:
                 reply = connection.execute_within(request, now + seconds - monotonic())
-        except rx.ResponseError:
-            self._release(connection)
+        except rx.ResponseError as error:
+            self._end_refused(connection, error)
             raise
         except BaseException:
             self.discard(connection)
@@ -254,7 +255,10 @@ class ConnectionPool:
         except BaseException:
             self.discard(connection)
             raise
-        self._release(connection)
+        if rx.ResponseError in map(type, replies):
+            self._end_refused(connection, *replies)
+        else:
+            self._release(connection)
         return replies
 
     def _acquire(self, seconds: float | None = None) -> Connection:
@@ -325,6 +329,17 @@ class ConnectionPool:
         if self._closed or self._waiters:
             self._notify_release()
 
+    def _end_refused(self, connection: Connection, *replies: object) -> None:
+        """Release a connection after an error of the server, or drop it with all idle ones.
+
+        After a failover behind one address they lead to the former primary. The next connection resolves the name.
+        """
+        if any(map(suggests_failover, replies)):
+            self.discard(connection)
+            self.discard_idle()
+        else:
+            self._release(connection)
+
     def _notify_release(self) -> None:
         """Wake a waiter. Each waiter increments `_waiters` before it reads `_idle`, so this never misses one."""
         if self._closed:
@@ -344,7 +359,7 @@ class ConnectionPool:
             self._available.notify()
 
     def discard_idle(self) -> None:
-        """Close the idle connections, for example because they lead to a former master."""
+        """Close the idle connections, for example because they lead to a former primary."""
         with suppress(IndexError):  # another thread may take the last connection
             while True:
                 self.discard(self._idle.pop())

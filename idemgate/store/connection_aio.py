@@ -32,7 +32,8 @@ ReplyCallback = Callable[[Any], None]
 class AsyncConnection(asyncio.Protocol):
     """One connection. `send` returns a future, `submit` calls back.
 
-    `closed` is True once the connection is unusable. `ready` is True while it accepts writes at once.
+    `closed` is True once the connection is unusable, and `retired` once a new one replaces it. `ready` is True while it
+    accepts writes at once.
     """
 
     def __init__(self, writer: asyncio.StreamWriter, reply_timeout: float) -> None:
@@ -51,6 +52,7 @@ class AsyncConnection(asyncio.Protocol):
         self._writable.set()
         self._closed_event = asyncio.Event()
         self.closed = False
+        self.retired = False
         self.ready = True
 
     # -- sending ------------------------------------------------------------------------------------------------------
@@ -151,7 +153,7 @@ class AsyncConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writable.set()
-        self.ready = not self.closed
+        self.ready = not self.retired
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail_all(rx.ConnectionError(f"the connection was lost: {exc or 'closed by the server'}"))
@@ -172,7 +174,7 @@ class AsyncConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _fail_all(self, error: rx.RedisError) -> None:
-        self.closed = True
+        self.closed = self.retired = True
         self.ready = False
         self._writable.set()
         if self._timer is not None:
@@ -186,12 +188,27 @@ class AsyncConnection(asyncio.Protocol):
         self._fail_all(rx.ConnectionError("the connection was aborted"))
         self._transport.abort()
 
+    def retire(self) -> None:
+        """Take no more requests, and close after the outstanding replies. Each caller gets its own reply."""
+        if not self.retired:
+            self.retired, self.ready = True, False
+            self._loop.call_soon(self._close_drained)
+
+    def _close_drained(self, _: object = None) -> None:
+        if self._callbacks:
+            self._when_drained().add_done_callback(self._close_drained)
+        elif not self.closed:
+            self.abort()
+
+    def _when_drained(self) -> asyncio.Future[None]:
+        if self._drained is None or self._drained.done():
+            self._drained = self._loop.create_future()
+        return self._drained
+
     async def drain(self) -> None:
         """Wait for the outstanding replies, at most the reply timeout."""
         if self._callbacks:
-            if self._drained is None or self._drained.done():
-                self._drained = self._loop.create_future()
-            await asyncio.wait({self._drained}, timeout=self._reply_timeout)
+            await asyncio.wait({self._when_drained()}, timeout=self._reply_timeout)
 
     async def close(self) -> None:
         """Wait for the outstanding replies, then close, and wait for the end of the transport.

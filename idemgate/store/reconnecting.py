@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
@@ -14,6 +14,7 @@ from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.store.clients import async_pool, close_sentinels
 from idemgate.store.connection_aio import AsyncConnection, open_connection
 from idemgate.store.endpoint import Endpoint
+from idemgate.store.refusals import explain_redirect, suggests_failover
 from idemgate.store.replication import DurabilityCheck
 
 __all__ = ["ReconnectingConnection", "SingleServer", "raise_if_error"]
@@ -25,14 +26,16 @@ NO_TIMEOUT = 86_400.0
 class ReconnectingConnection:
     """The connection to one server. A lost connection is opened again at the next use."""
 
-    __slots__ = ("_closed", "_connecting", "_connection", "_idle", "_pool", "_timeout")
+    __slots__ = ("_closed", "_connecting", "_connection", "_idle", "_on_failover", "_pool", "_retired", "_timeout")
 
-    def __init__(self, pool: Any, timeout: float) -> None:
+    def __init__(self, pool: Any, timeout: float, on_failover: Callable[[], object] = lambda: None) -> None:
         self._pool = pool
         self._timeout = timeout
+        self._on_failover = on_failover
         self._connection: AsyncConnection | None = None
         self._connecting: asyncio.Task[AsyncConnection] | None = None
         self._idle: list[AsyncConnection] = []
+        self._retired: list[AsyncConnection] = []
         self._closed = False
 
     def ready_connection(self) -> AsyncConnection | None:
@@ -58,7 +61,7 @@ class ReconnectingConnection:
             ConnectionError: connecting failed. All callers that wait for the same connection get the same error.
         """
         connection = self._connection
-        if connection is None or connection.closed:
+        if connection is None or connection.retired:
             connection = await asyncio.shield(self._start_connecting())
         if connection.is_congested:
             await connection.wait_writable()
@@ -82,7 +85,7 @@ class ReconnectingConnection:
         An exception inside the block, also a cancellation, drops the connection.
         """
         idle = self._idle
-        while idle and idle[-1].closed:
+        while idle and idle[-1].retired:
             idle.pop()
         connection = idle.pop() if idle else await open_connection(self._pool, NO_TIMEOUT)
         try:
@@ -94,10 +97,30 @@ class ReconnectingConnection:
         if self._closed:
             self._close_idle()
 
+    def report_error(self, connection: AsyncConnection, error: object) -> None:
+        """Replace a connection, and the idle ones, if an error on it suggests a failover behind its address.
+
+        They would lead to the former primary for ever. The next connection resolves the name again.
+        """
+        if suggests_failover(error) and not connection.retired:
+            self._close_idle()
+            self._retired = [*(one for one in self._retired if not one.closed), connection]
+            connection.retire()
+            self._on_failover()
+
+    def report_errors(self, connection: AsyncConnection, replies: Sequence[object]) -> None:
+        """Call `report_error` for the errors among the replies."""
+        if rx.ResponseError in map(type, replies):
+            for reply in replies:
+                self.report_error(connection, reply)
+
     async def drain(self) -> None:
         """Wait for the outstanding replies, at most the reply timeout."""
-        if self._connection is not None:
-            await self._connection.drain()
+        for connection in self._open_connections():
+            await connection.drain()
+
+    def _open_connections(self) -> list[AsyncConnection]:
+        return [*self._retired, *([self._connection] if self._connection is not None else [])]
 
     def _close_idle(self) -> None:
         while self._idle:
@@ -109,8 +132,8 @@ class ReconnectingConnection:
         self._close_idle()
         if self._connecting is not None:
             await asyncio.wait([self._connecting])
-        if self._connection is not None:
-            await self._connection.close()
+        for connection in self._open_connections():
+            await connection.close()
 
 
 class SingleServer:
@@ -119,21 +142,20 @@ class SingleServer:
     It has the interface of `AsyncCluster` and ignores the keys.
     """
 
-    __slots__ = ("_connection", "_pool", "_sentinel")
+    __slots__ = ("_connection", "_pool")
 
-    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float, on_failover: Callable[[], object]) -> None:
         self._pool = async_pool(endpoint, seconds)
-        self._connection = ReconnectingConnection(self._pool, min(seconds, SOCKET_TIMEOUT))
-        self._sentinel = endpoint.kind == "sentinel"
+        self._connection = ReconnectingConnection(self._pool, min(seconds, SOCKET_TIMEOUT), on_failover)
 
     def ready_connection(self, _key: bytes) -> AsyncConnection | None:
         connection = self._connection._connection  # inlined `ready_connection`: every call comes here
         return connection if connection is not None and connection.ready else None
 
-    def report_error(self, connection: AsyncConnection, error: Exception) -> None:
-        """Drop the connection after READONLY: the next connection asks Sentinel for the new master."""
-        if self._sentinel and isinstance(error, rx.ResponseError) and "READONLY" in str(error):
-            connection.abort()
+    def report_error(self, connection: AsyncConnection, error: Exception) -> Exception:
+        """Replace the connection after an error that suggests a failover. Return the error to raise."""
+        self._connection.report_error(connection, error)
+        return explain_redirect(error)
 
     async def _acquire(self, seconds: float | None) -> AsyncConnection:
         """Return the connection. After `seconds` the caller gives up, and connecting goes on for the next call."""
@@ -157,15 +179,16 @@ class SingleServer:
                 return await connection.send(request)
             return await connection.send_within(request, max(0.0, started + seconds - monotonic()))
         except rx.ResponseError as error:
-            self.report_error(connection, error)
-            raise
+            raise self.report_error(connection, error) from error
 
     async def execute_all(
         self, _keys: Sequence[bytes], requests: Sequence[bytes], seconds: float | None = None
     ) -> list[Any]:
         """Send requests and return their replies. Errors are values among them. `seconds` as for `execute`."""
         connection = await self._acquire(seconds)
-        return await asyncio.gather(*connection.send_each(requests, seconds), return_exceptions=True)
+        replies = await asyncio.gather(*connection.send_each(requests, seconds), return_exceptions=True)
+        self._connection.report_errors(connection, replies)
+        return replies
 
     async def execute_durably(self, check: DurabilityCheck, requests: Sequence[bytes]) -> list[Any]:
         """Send writes, wait for their durability, and return their replies. Errors of the server are values.
@@ -178,9 +201,7 @@ class SingleServer:
         futures = [connection.send(request) for request in requests]
         durability = asyncio.shield(connection.send_after_tick(check.requests))
         replies: list[Any] = await asyncio.gather(*futures, return_exceptions=True)
-        for error in replies:
-            if isinstance(error, Exception):
-                self.report_error(connection, error)
+        replies = [self.report_error(connection, reply) if isinstance(reply, Exception) else reply for reply in replies]
         durability_replies = await durability
         if not all(isinstance(reply, Exception) for reply in replies):
             check.check_replies(durability_replies)
@@ -190,16 +211,14 @@ class SingleServer:
         """Check once that the server supports the required durability."""
         for request in check.probe:
             replies = await asyncio.gather(connection.send(request), return_exceptions=True)
-            try:
-                check.check_probe(request, replies[0])
-            except rx.ResponseError as error:
-                self.report_error(connection, error)
-                raise
+            self._connection.report_errors(connection, replies)
+            check.check_probe(request, replies[0])
 
     async def execute_dedicated(self, _key: bytes, request: bytes) -> Any:
         async with self._connection.dedicated_connection() as connection:
             replies = await asyncio.gather(connection.send(request), return_exceptions=True)
-        return raise_if_error(replies[0])
+            self._connection.report_errors(connection, replies)
+        return raise_if_error(explain_redirect(replies[0]))
 
     async def drain(self) -> None:
         await self._connection.drain()

@@ -15,7 +15,7 @@ import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT, retry_pause
 from idemgate.errors import NotDurable, ServerRejected, StoreUnavailable
-from idemgate.lua import names, script
+from idemgate.store.refusals import describe_rejection, suggest_server
 
 __all__ = ["FAILURES", "NotReplicated", "RetryBudget", "is_transient", "needs_retry"]
 
@@ -24,13 +24,16 @@ FAILURES = (rx.RedisError,)
 
 _TRANSIENT = (
     "BUSY ", "LOADING", "NOREPLICAS", "READONLY", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "MISCONF",
-    "max number of clients",
+    "UNBLOCKED", "max number of clients",
 )  # fmt: skip
 """Errors for a temporary state. The server refused the request before it executed anything."""
 _TRANSIENT_IN_SCRIPT = re.compile(r": -(READONLY|MISCONF|NOREPLICAS|CLUSTERDOWN|MASTERDOWN) ")
 """The wording of Redis 6.2 when the first write of a script is refused. Later versions begin with the word."""
-_NEVER_SENT = ("connecting to", "No connection available", "No master found", "max number of clients")
-"""Texts of redis-py's errors that were raised before there was a connection."""
+_NEVER_SENT = (
+    "connecting to", "No connection available", "No master found", "max number of clients",
+    "lost before the request was sent",
+)  # fmt: skip
+"""Texts of the errors that were raised before the request was sent."""
 
 
 class NotReplicated(rx.RedisError):
@@ -78,30 +81,6 @@ def _execution_state(error: Exception) -> str:
     if isinstance(error, rx.ResponseError | rx.BusyLoadingError | rx.AuthenticationError | rx.AuthorizationError):
         return "no"
     return "no" if any(text in str(error) for text in _NEVER_SENT) else "unknown"
-
-
-_DENIED = re.compile(r"NOPERM|no permissions|can't run this command|can't access at least one|ACL failure in script")
-_SHA = re.compile(r"(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])")
-
-
-def _describe_rejection(error: Exception) -> str:
-    """Return the server's text with script names instead of SHA-1 digests. For an ACL denial, name the fix."""
-    text = str(error)
-    if not _DENIED.search(text):
-        return f"the server refused: {text}"
-    script_names = {script(name).sha.decode(): name for name in names()}
-    text = _SHA.sub(lambda match: script_names.get(match[0], match[0]), text)
-    return f"this user's access list does not allow it: {text}. Run `idemgate acl` to print what each role needs"
-
-
-_REFUSED = re.compile(r"[Cc]onnection refused|Connect call failed|Err(?:or|no) (?:2|61|111) connecting to")
-"""Texts of the errors for an address at which no server listens: Linux, macOS, asyncio, a missing unix socket."""
-
-
-def _suggest_server(error: Exception) -> str:
-    if not _REFUSED.search(str(error)):
-        return ""
-    return " No server listens there: correct the address, or start a server, for example with `idemgate server`"
 
 
 class RetryBudget:
@@ -160,7 +139,7 @@ class RetryBudget:
         if isinstance(error, NotReplicated):
             return self._replication_delay(error)
         if not is_transient(error):
-            raise ServerRejected(_describe_rejection(error)) from error
+            raise ServerRejected(describe_rejection(error)) from error
         if _execution_state(error) == "unknown":
             self._executed = "unknown"
         if self._reason is None or not isinstance(error, rx.TimeoutError):
@@ -170,7 +149,7 @@ class RetryBudget:
         if monotonic() + seconds >= self._deadline:
             reason = self._reason
             text = f"no answer from the store after {self._tries} tries: {type(reason).__name__}: {reason}"
-            raise StoreUnavailable(text + _suggest_server(reason), self._executed) from reason
+            raise StoreUnavailable(text + suggest_server(reason), self._executed) from reason
         return seconds
 
     def raise_lost(self, replies: Iterable[Any]) -> None:

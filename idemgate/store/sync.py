@@ -20,6 +20,7 @@ from idemgate.store.cluster.topology import key_of
 from idemgate.store.connection import ConnectionPool
 from idemgate.store.durability import Durability
 from idemgate.store.endpoint import Endpoint, pick_node
+from idemgate.store.refusals import explain_redirect
 from idemgate.store.replication import DurabilityCheck, make_durability_check
 from idemgate.store.resp import encode_call, pack
 from idemgate.store.retry import FAILURES, RetryBudget, needs_retry
@@ -51,12 +52,7 @@ class SyncLink:
         try:
             return pool.execute(pack(arguments), seconds=seconds)
         except rx.ResponseError as error:
-            self._report_error(pool, error)
-            raise
-
-    def _report_error(self, pool: ConnectionPool, error: Exception) -> None:
-        if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
-            pool.discard_idle()  # the former master: new connections ask Sentinel for the new one
+            raise explain_redirect(error) from error
 
     def _execute_durably(self, check: DurabilityCheck, *arguments: Any) -> Any:
         """Execute a command and wait for its durability.
@@ -68,8 +64,7 @@ class SyncLink:
         self._probe(pool, check)
         reply, *waited = pool.execute_all([pack(arguments), *check.requests])
         if isinstance(reply, Exception):
-            self._report_error(pool, reply)
-            raise reply
+            raise explain_redirect(reply)
         check.check_replies(waited)
         return reply
 
@@ -81,11 +76,7 @@ class SyncLink:
         """
         for command in check.probe:
             (reply,) = pool.execute_all([command])
-            try:
-                check.check_probe(command, reply)
-            except rx.ResponseError as error:
-                self._report_error(pool, error)
-                raise
+            check.check_probe(command, reply)
 
     def _open_pool(self) -> ConnectionPool:
         with self._lock:  # two threads must not open two pools
@@ -115,7 +106,7 @@ class SyncLink:
             try:  # inlined `_send`: every guarded call comes here
                 reply = pool.execute(call.framed or encode_call(call), started)
             except rx.ResponseError as error:
-                reply = self._load_script(pool, error, call)
+                reply = self._load_script(error, call)
             return call.answer(reply)
         except (SlotMoved, Incomplete):  # the retry gets the same reply, and `_resolve_reply` handles it
             return self._retry(call, self._budget(within, attempt, started))
@@ -210,7 +201,7 @@ class SyncLink:
             answers: list[Any] = []
             for call, reply in zip(batch.calls, replies, strict=True):
                 if needs_retry(reply) and not isinstance(reply, rx.NoScriptError):
-                    RetryBudget(0).next_delay(reply)  # raises
+                    RetryBudget(0).next_delay(reply if self._cluster else explain_redirect(reply))  # raises
                 answers.append(self._retry_or_resolve(call, reply, RetryBudget(attempt, attempt=attempt)))
             batch.join(answers)
         except Exception as error:  # noqa: BLE001 - it concerns this batch only
@@ -250,7 +241,7 @@ class SyncLink:
         try:
             return pool.execute(call.framed or encode_call(call), seconds=attempt)  # type: ignore[no-any-return]
         except rx.ResponseError as error:
-            return self._load_script(pool, error, call)  # type: ignore[no-any-return]
+            return self._load_script(error, call)  # type: ignore[no-any-return]
 
     def _execute_script(self, call: Call[Any], attempt: float | None) -> list[Any]:
         """Execute a script on a cluster, or on a server without an open pool. Load it if it is missing."""
@@ -260,11 +251,10 @@ class SyncLink:
         except rx.NoScriptError:
             return self._execute("EVAL", call.script.text, *arguments, seconds=attempt)  # type: ignore[no-any-return]
 
-    def _load_script(self, pool: ConnectionPool, error: rx.ResponseError, call: Call[Any]) -> Any:
+    def _load_script(self, error: rx.ResponseError, call: Call[Any]) -> Any:
         """Send a missing script with its text and return the reply. Raise every other error."""
         if not isinstance(error, rx.NoScriptError):
-            self._report_error(pool, error)
-            raise error
+            raise explain_redirect(error)
         return self._execute("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
 
     def _send_durably(self, check: DurabilityCheck, call: Call[Any]) -> list[Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -210,6 +212,139 @@ async def test_a_replica_is_waited_for_until_it_is_a_primary(asker: Any, own: re
         own.replicaof("NO", "ONE")
     # Then the call gets through
     assert (await late).state == "started"
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_after_a_failover_behind_its_address_calls_reach_the_new_primary(
+    asker: Any, own: redis.Redis, own_url: str, url: str, batch: bool
+) -> None:
+    with Proxy(own_url) as address:
+        # Given connections to a server
+        ask = asker(address.url)
+        await ask.run(claim(ask.gate, "before"))
+        own.replicaof("127.0.0.1", "1")
+        try:
+            # When it is a replica, and its address leads to the new primary
+            address._upstream = url
+            # Then calls get through
+            if batch:
+                answers = await ask.run_all(together([claim(ask.gate, key) for key in "ab"]))
+                assert [one.state for one in answers] == ["started", "started"]
+            else:
+                assert (await ask.run(claim(ask.gate, "a"))).state == "started"
+        finally:
+            own.replicaof("NO", "ONE")
+
+
+async def test_after_a_failover_listeners_hear_the_new_primary(
+    own: redis.Redis, own_url: str, url: str, raw: redis.Redis, namespace: str
+) -> None:
+    with Proxy(own_url) as address:
+        # Given a listener whose server becomes a replica, and another one behind its address
+        gate = Gate(address.url, namespace=namespace)
+        link, heard, name = gate.aio.context.aio_link, [], f"{namespace}:c".encode()
+        ear = link.subscription()
+        await ear.add(name, lambda _channel, data: heard.append(data))
+        await link.run(claim(gate, "before"))
+        own.replicaof("127.0.0.1", "1")
+        try:
+            address._upstream = url
+            # When a call learns of it
+            await link.run(claim(gate, "k"))
+            # Then the listener hears of the gap, and hears the new server
+            await eventually(lambda: heard == [None])
+            assert raw.publish(name, "x") == 1
+            await eventually(lambda: heard == [None, b"x"])
+        finally:
+            own.replicaof("NO", "ONE")
+            await ear.close()
+            await gate.aio.close()
+
+
+def test_the_heartbeat_reaches_the_new_primary_behind_its_address(
+    own: redis.Redis, own_url: str, url: str, namespace: str
+) -> None:
+    with Proxy(own_url) as address:
+        gate = Gate(address.url, namespace=namespace)
+        link = gate.context._heartbeat_link()
+        assert link.try_each([Batch[None]([claim(gate, "before")], lambda _: None)], 5.0) == [None]
+        renewals = [Batch[None]([claim(gate, key)], lambda _: None) for key in "ab"]
+        own.replicaof("127.0.0.1", "1")
+        try:
+            address._upstream = url
+            assert all(isinstance(error, StoreUnavailable) for error in link.try_each(renewals, 5.0))
+            # It sends each batch once: the next try has a new connection
+            assert link.try_each(renewals, 5.0) == [None, None]
+        finally:
+            own.replicaof("NO", "ONE")
+            link.close()
+            gate.close()
+
+
+async def test_requests_in_flight_get_their_replies_when_a_connection_is_replaced(
+    own: redis.Redis, own_url: str
+) -> None:
+    client = redis.asyncio.Redis.from_url(own_url)
+    wire = await open_connection(client.connection_pool, reply_timeout=60)
+    async with asyncio.timeout(60):
+        replies = [wire.send(pack(("PING", f"{number}"))) for number in range(3)]
+        wire.retire()
+        assert wire.retired
+        assert not wire.ready
+        assert await asyncio.gather(*replies) == [b"0", b"1", b"2"]
+        await eventually(lambda: wire.closed)
+        with pytest.raises(rx.ConnectionError) as told:
+            await wire.send(pack(("PING",)))
+    with pytest.raises(StoreUnavailable) as final:
+        RetryBudget(0).next_delay(told.value)
+    assert final.value.executed == "no"
+    await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("reply", "fix"),
+    [
+        ("MOVED 946 127.0.0.1:7001", "redis+cluster://"),
+        ("ASK 946 127.0.0.1:7001", "redis+cluster://"),
+        ("CROSSSLOT Keys in request don't hash to the same slot", "redis+cluster://"),
+        ("ERR unknown command 'EVALSHA', with args beginning with: 'secret'", "redis+sentinel://"),
+        ("ERR This instance has cluster support disabled", "redis://HOST"),
+        ("NOAUTH Authentication required.", "USER:PASSWORD"),
+        ("WRONGPASS invalid username-password pair or user is disabled.", "password"),
+    ],
+)
+async def test_an_error_of_the_configuration_is_raised_at_once_with_its_fix(asker: Any, reply: str, fix: str) -> None:
+    with answering(f"-{reply}") as address:
+        ask = asker(address)
+        for run in (
+            lambda: ask.run(claim(ask.gate, "k"), within=3600),
+            lambda: ask.run_all(together([claim(ask.gate, key) for key in "ab"]), within=3600),
+        ):
+            with pytest.raises(ServerRejected, match=re.escape(fix)) as told:
+                await asyncio.wait_for(run(), 60)
+            assert "secret" not in str(told.value)
+
+
+@contextmanager
+def answering(line: str) -> Iterator[str]:
+    """Yield the URL of a server that sends this line as the reply to each script, and OK to other commands."""
+
+    def serve(client: socket.socket) -> None:
+        with client, suppress(OSError):
+            while data := client.recv(1 << 16):
+                scripts = data.count(b"EVALSHA")
+                others = len(re.findall(rb"^\*\d+\r$", data, re.MULTILINE)) - scripts
+                client.sendall(b"+OK\r\n" * others + f"{line}\r\n".encode() * scripts)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_an_error_inside_a_topic_script_keeps_its_code(own: redis.Redis, own_url: str, namespace: str) -> None:

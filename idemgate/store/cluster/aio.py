@@ -41,19 +41,26 @@ class AsyncCluster:
         known = node and self._nodes.get(node)
         return known.ready_connection() if known else None
 
-    def report_error(self, connection: AsyncConnection, error: Exception) -> None:
-        """Update the slot table from an error on a connection of `ready_connection`."""
+    def report_error(self, connection: AsyncConnection, error: Exception) -> Exception:
+        """Update the slot table from an error on a connection of `ready_connection`. Return the error to raise."""
         for node, known in self._nodes.items():
             if known.owns(connection):
+                known.report_error(connection, error)
                 self._topology.redirect(error, Route(node))
         self._refresh_if_due()
+        return error
 
     async def execute(self, key: bytes, request: bytes, seconds: float | None = None) -> Any:
         """Send a request to the node of its key and return the reply, as `SyncCluster.execute` does."""
         route = Route(await self._owner(key))
+        known = self._connection(route.node)
         try:
-            connection = await self._connection(route.node).acquire()
-            return await (connection.send(request) if seconds is None else connection.send_within(request, seconds))
+            connection = await known.acquire()
+            try:
+                return await (connection.send(request) if seconds is None else connection.send_within(request, seconds))
+            except FAILURES as error:
+                known.report_error(connection, error)
+                raise
         except FAILURES as error:
             target = self._topology.redirect(error, route)
             self._refresh_if_due()
@@ -78,9 +85,11 @@ class AsyncCluster:
         while batch.pending:
             (route,) = batch.pending
             try:
-                async with self._connection(route.node).dedicated_connection() as connection:
+                known = self._connection(route.node)
+                async with known.dedicated_connection() as connection:
                     sent = [connection.send(one) for one in route.with_asking([request])]
                     replies = route.drop_asking(await asyncio.gather(*sent, return_exceptions=True))
+                    known.report_errors(connection, replies)
             except FAILURES as error:
                 replies = [error]
             batch.add_replies({route: replies})
@@ -100,13 +109,16 @@ class AsyncCluster:
         return batch.replies
 
     async def _send_batch(self, route: Route, requests: Sequence[bytes], seconds: float | None) -> Sequence[Any]:
+        known = self._connection(route.node)
         try:
-            connection = await self._connection(route.node).acquire()
+            connection = await known.acquire()
         except FAILURES as error:
             return [error] * len(requests)
         # Without an await between them the requests stay adjacent, as ASKING requires.
         sent = connection.send_each(route.with_asking(requests), seconds)
-        return route.drop_asking(await asyncio.gather(*sent, return_exceptions=True))
+        replies = route.drop_asking(await asyncio.gather(*sent, return_exceptions=True))
+        known.report_errors(connection, replies)
+        return replies
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 

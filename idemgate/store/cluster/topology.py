@@ -187,7 +187,7 @@ class Topology:
         return Route(node)
 
 
-_STALE_WORDS = frozenset({"CLUSTERDOWN", "READONLY", "MASTERDOWN", "LOADING"})
+_STALE_WORDS = frozenset({"CLUSTERDOWN", "READONLY", "MASTERDOWN", "LOADING", "UNBLOCKED"})
 """First words of errors that suggest a new owner of the node's slots."""
 _NO_HOST = frozenset({"", "?"})
 _REDIRECT = re.compile(r"(?P<word>MOVED|ASK) (?P<slot>[0-9]{1,5}) (?P<host>\S*):(?P<port>[0-9]{1,5})(?: .*)?")

@@ -156,6 +156,8 @@ class ExpiryListener:
 
         A new server may have sent events before. After a reconnect the server may be another one.
         """
+        if name in self._nodes and not await self._nodes[name].is_primary():
+            await self._nodes.pop(name).close()  # the connection leads to a former primary behind the address
         if name not in self._nodes:
             node = Node(endpoint)
             try:
