@@ -334,7 +334,7 @@ class Scene:
             claims.release(held, self.owner, 1000, undo=False),
             claims.forget(held, token(), given, force=True),
             claims.resolve(ran, token(), given, True, 1000, b"v", b"x"),
-            open_topic(gate.namespace, gate.context.clock, "new", calls.policy, redefine=False),
+            open_topic(gate.namespace, gate.context.clock, "new", calls.policy),
             stored_policy(gate.namespace, gate.context.clock, "t"),
             calls.trigger(Trigger("new", 1)),
             calls.trigger(Trigger("x", 1, delay=0)),
