@@ -262,7 +262,7 @@ class Gate(GuardMethods, SubscriberMethods):
         *,
         done: bool,
         result: object = None,
-        retention: Duration = "24h",
+        retention: Duration | None = None,
         scope: str = "claim",
     ) -> bool:
         """Decide the state of a key whose owner lost its lease (OutcomeUnknown).
@@ -271,7 +271,9 @@ class Gate(GuardMethods, SubscriberMethods):
             key: the key.
             done: True stores `result` for `retention`; False lets the next call run.
             result: what duplicates get.
-            retention: how long the key stays done.
+            retention: how long the key stays done. None: the longest retention of the programs that use the scope.
+                The store knows it once one of them ran for a second. For `done=False` it is how long the attempts are
+                counted.
             scope: the scope of the key.
 
         Returns:
@@ -279,10 +281,11 @@ class Gate(GuardMethods, SubscriberMethods):
 
         Raises:
             AlreadyInProgress: an owner's lease is valid.
+            InvalidArgument: `retention` is missing, and the store does not know the scope.
         """
         return resolve(self.context, key, scope, done, result, retention)
 
-    def topic(self, name: str, **options: Unpack[TopicOptions]) -> Topic:
+    def topic(self, name: str, *, redefine: bool = False, **options: Unpack[TopicOptions]) -> Topic:
         """Return a topic: a named stream of keyed messages with one policy. Sends nothing to the store.
 
         The same name returns the same topic. Its first use compares the policy with the stored one, in one round
@@ -295,9 +298,7 @@ class Gate(GuardMethods, SubscriberMethods):
 
         Args:
             name: the name of the topic.
-            revision: raise it with each change of the policy. The highest revision is stored, and programs with a lower
-                one adopt it (logged once). Another policy of the same revision raises PolicyChanged. No revision
-                changes `slots` or `merge`.
+            redefine: replace the stored policy for all programs, except `slots` and `merge`.
             window: merge the triggers of a key within this time of the *first* into one delivery at its end.
             quiet: deliver when a key had no trigger for this long. `max_delay` after the first trigger or `max_size`
                 triggers end the wait. One of both is required, or `max_delay=None`: then a key with steady triggers is
@@ -331,11 +332,11 @@ class Gate(GuardMethods, SubscriberMethods):
 
         Raises:
             InvalidArgument: an option is invalid.
-            PolicyChanged: this program has declared the topic with another policy of the same revision. The first use
-                raises it if the stored one differs.
+            PolicyChanged: this program has declared the topic with another policy. The first use raises it if the
+                stored policy differs.
         """
         declared, plain = policy_from("topic", options)
-        return self._declare(check_name(name, "topic"), declared, plain)
+        return self._declare(check_name(name, "topic"), declared, plain and not redefine, redefine)
 
     def stored_topics(self, *, active: bool = False) -> list[StoredTopic]:
         """Return every topic that the store holds in this namespace, by name: policy, slots, depth, counters.
@@ -348,13 +349,13 @@ class Gate(GuardMethods, SubscriberMethods):
         """
         return stored_topics(self.context, active)
 
-    def _declare(self, name: str, declared: Policy, plain: bool) -> Topic:
+    def _declare(self, name: str, declared: Policy, plain: bool, redefine: bool) -> Topic:
         """Return the topic of this name, and register its declared policy."""
         known = self.topics.get(name)
         if known is None:
-            known = self.topics[name] = Topic(self.context, name, declared, plain)
+            known = self.topics[name] = Topic(self.context, name, declared, plain, redefine)
         else:
-            known.definition.declare(declared, plain)
+            known.definition.declare(declared, plain, redefine)
         return known
 
     def merge(

@@ -13,6 +13,7 @@ from idemgate.audit.slot import LEASE_MS, TopicEntry, format_time, quote_name, t
 from idemgate.core import keys
 from idemgate.core.calls import text
 from idemgate.core.codec import Codec
+from idemgate.core.durations import LONGEST_MS
 from idemgate.errors import DecodeError
 from idemgate.guard.record import decode_record
 
@@ -27,6 +28,7 @@ __all__ = [
     "check_registered",
     "check_reshard_mark",
     "check_results",
+    "check_scopes",
     "check_slot_counts",
     "check_unknown_key",
     "parse_slot_counts",
@@ -182,6 +184,14 @@ def parse_slot_counts(noted: bytes) -> list[int] | None:
     words = noted.split()
     good = all(_SIZE.fullmatch(word) and int(word) <= MAX_SLOTS for word in words)
     return [int(word) for word in words] if good else None
+
+
+def check_scopes(key: bytes, fields: Mapping[bytes, bytes]) -> Iterator[Finding]:
+    """Check the longest retention of each scope (`lua/guard/register.lua`)."""
+    for scope, retention in fields.items():
+        if not (retention.isdigit() and 0 < int(retention) <= LONGEST_MS):
+            what = f"the retention of scope {quote_name(scope)} is no number of ms: {quote_name(retention)}"
+            yield Finding("undecodable", text(key), what, f"HDEL {quote_argument(key)} {quote_argument(text(scope))}")
 
 
 def check_persistent(key: bytes, left_ms: int) -> Iterator[Finding]:

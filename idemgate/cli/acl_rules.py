@@ -25,7 +25,7 @@ class Role(NamedTuple):
         scripts: the scripts that it runs.
         beside: the commands that its clients send without a script.
         keys: the names of its key patterns (`core.keys.patterns`).
-        heard: whether it may use the channels of the same patterns. Dedup sets have none.
+        heard: whether it may use the channels of the same patterns. Dedup sets and scopes have none.
     """
 
     about: str
@@ -55,7 +55,7 @@ ROLES = {
         "guards functions: once, claim, first, inspect, forget, resolve",
         [name for name in names() if name.startswith(("guard/", "dedup/"))],
         _LISTENS,
-        ["records", "dedup"],
+        ["records", "scopes", "dedup"],
     ),
     "producer": Role(
         "puts messages into topics: trigger, result, cancel, reschedule, flush, pause", _PUTS, _LISTENS, ["topics"]
@@ -95,6 +95,8 @@ ROLES = {
     ),
 }
 
+_SILENT = ("dedup", "scopes")
+"""The key patterns that are no channels."""
 _DURABLE = "PEXPIRE SET WAIT"
 _DURABLE_7_2 = "WAITAOF"
 _ALL = "EVAL EVALSHA PING SELECT CLIENT|SETNAME"
@@ -144,7 +146,9 @@ def rule(
     chosen = [_role(name) for name in roles]
     known = patterns(namespace)
     ours = list(dict.fromkeys(known[name] for role in chosen for name in role.keys))
-    heard = list(dict.fromkeys(known[name] for role in chosen if role.heard for name in role.keys if name != "dedup"))
+    heard = list(
+        dict.fromkeys(known[name] for role in chosen if role.heard for name in role.keys if name not in _SILENT)
+    )
     if durable:
         ours.append(known["durability"])
     asked = {command for role in chosen for command in _required_commands(role)}

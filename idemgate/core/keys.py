@@ -3,6 +3,7 @@
 | key | type | content |
 |---|---|---|
 | `ig2:{<ns>:once:<scope>:<key>}` | string | the record of an idempotency key (`lua/lib/record/format.lua`) |
+| `ig2:{<ns>:scopes}` | hash | scope of records -> longest retention, ms (`lua/guard/register.lua`) |
 | `ig2:{<ns>:dedup:<scope>:<shard>}:0`, `:1` | hash | the two pages of a dedup shard (`lua/lib/dedup/pages.lua`) |
 | `ig2:{<ns>:dedup:<scope>:<shard>}:values0`, `:values1` | hash | the same for a dedup set with values |
 | `ig2:{<ns>:topics}` | hash | the registry: topic name -> packed policy |
@@ -53,6 +54,7 @@ __all__ = [
     "raw",
     "record",
     "row_name",
+    "scopes",
     "slot",
     "slot_of",
     "slot_of_event",
@@ -271,6 +273,11 @@ def list_keys(name: str) -> tuple[bytes, ...]:
     return name.encode(), *(f"{stem}:{part}".encode() for part in LIST_PARTS)
 
 
+def scopes(namespace: str) -> bytes:
+    """Return the key of the longest retention of each scope."""
+    return f"ig2:{{{namespace}:scopes}}".encode()
+
+
 def topics(namespace: str) -> bytes:
     """Return the key of the registry: the topics and their policies."""
     return b"ig2:{%s:topics}" % namespace.encode()
@@ -305,11 +312,11 @@ def slot_results(namespace: str, topic: str, number: int, slots: int) -> tuple[b
 def patterns(namespace: str) -> dict[str, str]:
     """Return the key patterns for ACL rules, by name. The same patterns fit the channels.
 
-    The names are `records`, `dedup`, `topics` (with slots and outboxes), `members`, `durability` and `all`.
+    The names are `records`, `scopes`, `dedup`, `topics` (with slots and outboxes), `members`, `durability` and `all`.
     """
     own = f"ig2:{{{check_name(namespace, 'namespace')}:"
     kinds = {"records": "once:*", "dedup": "dedup:*", "topics": "topic*", "members": "members:*"}
-    kinds |= {"durability": "durability}", "all": "*"}
+    kinds |= {"scopes": "scopes}", "durability": "durability}", "all": "*"}
     return {name: own + rest for name, rest in kinds.items()}
 
 
@@ -321,9 +328,9 @@ def is_library_key(key: bytes) -> bool:
 class Owner(NamedTuple):
     """The owner of a key in a namespace.
 
-    `kind` is "once", "dedup", "topics", "durability", "slot", "results", "out" or "members". It is "layout" for a key
-    of another layout, and "foreign" for a key that no function here builds. `name` is the escaped scope, the topic or
-    the group of members.
+    `kind` is "once", "scopes", "dedup", "topics", "durability", "slot", "results", "out" or "members". It is "layout"
+    for a key of another layout, and "foreign" for a key that no function here builds. `name` is the escaped scope, the
+    topic or the group of members.
     """
 
     kind: str
@@ -339,7 +346,7 @@ _PART = "|".join((*PARTS, *RESULT_PARTS, _OUT))
 _SIZE = r"[1-9][0-9]{0,4}"
 _OWNERS = re.compile(
     rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
-    r"|(?P<topics>topics)\}|(?P<durability>durability)\}"
+    r"|(?P<topics>topics)\}|(?P<scopes>scopes)\}|(?P<durability>durability)\}"
     rf"|dedup:(?P<dedup>{_ESCAPED}):(?P<shard>0|[1-9]\d?)\}}:(?P<page>(?:values)?[01])"
     rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|{_SIZE})/(?P<slots>{_SIZE})\}}:(?P<part>{_PART})"
     r"|members:(?P<group>[\w.-]{1,64})\}:(?P<member>alive|meta|held)",
@@ -362,6 +369,8 @@ def owner_of(namespace: str, key: bytes) -> Owner:
         return Owner("foreign")
     if found["topics"]:
         return Owner("topics")
+    if found["scopes"]:
+        return Owner("scopes")
     if found["durability"]:
         return Owner("durability")
     if found["scope"]:

@@ -18,9 +18,9 @@ from idemgate.core.codec import Codec
 from idemgate.core.framing import bulk, head
 from idemgate.core.tokens import token
 from idemgate.lua import script
-from idemgate.store.context import MAX_BATCH
+from idemgate.store.context import MAX_BATCH, Context
 
-__all__ = ["Claims", "Ending", "Entry", "Record", "Renewal", "State"]
+__all__ = ["Claims", "Ending", "Entry", "Record", "Renewal", "State", "register_retention"]
 
 T = TypeVar("T")
 Ending = tuple[bytes, bytes, int, int, bytes]
@@ -38,6 +38,19 @@ _COMPLETE = b"%b$%d\r\n%b\r\n$0\r\n\r\n$1\r\n%b\r\n$16\r\n%b\r\n$16\r\n%d\r\n%b$
 Renewal = Literal["ok", "cancelled", "lost"]
 """The reply to a renewal. "cancelled": the lease was renewed, and the owner is asked to stop."""
 State = Literal["unasked", "started", "in_progress", "done", "reused", "held", "exhausted", "stale", "shared_failure"]
+
+
+STORED_SCOPES = 1000
+"""The most scopes whose retention a namespace stores. Programs may make up scopes without end."""
+
+
+def register_retention(context: Context, scope: str, retention: int) -> Call[int]:
+    """Build the call that stores the retention of a scope, in ms. The reply is the longest one; 0 if unknown.
+
+    A retention of 0 only asks.
+    """
+    args = (stamp(context.clock), scope, retention, STORED_SCOPES)
+    return call("guard/register", (keys.scopes(context.namespace),), args, lambda reply: int(reply[2]))
 
 
 class Entry:

@@ -10,8 +10,8 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, text_of
 from idemgate.core.tokens import token
 from idemgate.core.validation import check_iterable
-from idemgate.errors import AlreadyInProgress
-from idemgate.guard.calls import Claims, Record
+from idemgate.errors import AlreadyInProgress, InvalidArgument
+from idemgate.guard.calls import Claims, Record, register_retention
 from idemgate.store.context import Context
 
 __all__ = [
@@ -21,6 +21,10 @@ __all__ = [
 
 Reply = tuple[str, int]
 """A status word, and the ms that are left of a live owner's lease."""
+
+
+_COUNTED = 86_400_000
+"""How long the attempts of a key that may run again are counted, in ms."""
 
 
 class Decision:
@@ -54,6 +58,40 @@ class Decision:
         if word == "busy":
             raise AlreadyInProgress(text_of(self.key), left_ms / 1000, self.scope)
         return word == self.word
+
+
+class Resolution(Decision):
+    """The decision about a key whose owner lost its lease.
+
+    `retention` is in ms, and None until it is known.
+    """
+
+    def __init__(
+        self, context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration | None
+    ) -> None:
+        super().__init__(context, key, scope, "ok")
+        self.retention = None if done else _COUNTED
+        if retention is not None:
+            self.retention = milliseconds(retention, "retention")
+        self._context = context
+        self._done = done
+        self._result = context.codec.encode(result, "result")
+
+    def ask_retention(self) -> Call[int]:
+        """Build the call that returns the longest retention of the scope. It stores that of this gate."""
+        return register_retention(self._context, self.scope, self._context.scopes.get(self.scope, 0))
+
+    def set_retention(self, longest: int) -> None:
+        """Set the retention to the longest of the scope. Raise InvalidArgument if that is unknown (0)."""
+        if longest == 0:
+            fix = 'Pass retention="7d", as long as the programs of this scope keep their keys'
+            raise InvalidArgument("retention", None, f"the store does not know the scope {self.scope!r}", fix)
+        self.retention = longest
+
+    def build(self, record: Record) -> Call[Reply]:
+        """Build the call that decides, given the record."""
+        assert self.retention is not None
+        return self.claims.resolve(self.record, self.request, record, self._done, self.retention, b"v", self._result)
 
 
 def mark_call(context: Context, key: Key, retention: Duration, scope: str) -> Call[bool]:
@@ -92,7 +130,7 @@ async def inspect_async(context: Context, key: Key, scope: str) -> Record:
 
 def _other_scopes(context: Context, scope: str) -> list[str]:
     """Return the scopes that this gate has used, without this one."""
-    return sorted(context.scopes - {scope})
+    return sorted(context.scopes.keys() - {scope})
 
 
 def _search(claims: Claims, key: Key, absent: Record, scopes: list[str]) -> Batch[Record]:
@@ -131,18 +169,22 @@ async def forget_async(context: Context, key: Key, scope: str, force: bool) -> b
     return await _decide_async(context, decision, build)
 
 
-def resolve(context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration) -> bool:
+def resolve(context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration | None) -> bool:
     """Decide the state of a key whose owner lost its lease. Return False if there is nothing to decide."""
-    decision, build = _resolve(context, key, scope, done, result, retention)
-    return _decide(context, decision, build)
+    resolution = Resolution(context, key, scope, done, result, retention)
+    if resolution.retention is None:
+        resolution.set_retention(context.link.run(resolution.ask_retention()))
+    return _decide(context, resolution, resolution.build)
 
 
 async def resolve_async(
-    context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration
+    context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration | None
 ) -> bool:
     """Decide the state of a key whose owner lost its lease; see `resolve`."""
-    decision, build = _resolve(context, key, scope, done, result, retention)
-    return await _decide_async(context, decision, build)
+    resolution = Resolution(context, key, scope, done, result, retention)
+    if resolution.retention is None:
+        resolution.set_retention(await context.aio_link.run(resolution.ask_retention()))
+    return await _decide_async(context, resolution, resolution.build)
 
 
 Build = Callable[[Record], Call[Reply]]
@@ -151,18 +193,6 @@ Build = Callable[[Record], Call[Reply]]
 def _forget(context: Context, key: Key, scope: str, force: bool) -> tuple[Decision, Build]:
     decision = Decision(context, key, scope, "forgotten")
     return decision, lambda record: decision.claims.forget(decision.record, decision.request, record, force)
-
-
-def _resolve(
-    context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration
-) -> tuple[Decision, Build]:
-    decision = Decision(context, key, scope, "ok")
-    data, retention_ms = context.codec.encode(result, "result"), milliseconds(retention, "retention")
-
-    def build(record: Record) -> Call[Reply]:
-        return decision.claims.resolve(decision.record, decision.request, record, done, retention_ms, b"v", data)
-
-    return decision, build
 
 
 def _decide(context: Context, decision: Decision, build: Build) -> bool:

@@ -36,8 +36,8 @@ from idemgate.guard.acquire import (
 )
 from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, OnError, WaitForOwner
 from idemgate.guard.calls import Claims, Entry, State
-from idemgate.guard.current import Execution, own_wait_error, use_execution
-from idemgate.guard.heartbeat import Heartbeat, end_timeouts, wait_for_wakeup
+from idemgate.guard.current import Execution, use_execution
+from idemgate.guard.heartbeat import Heartbeat, end_timeouts, register_scope, wait_for_wakeup
 from idemgate.guard.judge import judge, judge_unguarded, record_hook_failure, report_replay, warn_of_model
 from idemgate.guard.local import LocalGuard
 from idemgate.store.context import Context
@@ -65,13 +65,14 @@ class Driver:
         if self.cache is not None:
             context.caches.add(self.cache)
         self.local = LocalGuard()
-        context.note_scope(options.scope)
+        context.note_scope(options.scope, options.retention)
         self._warned_of_model = False
         self.end_timeouts = end_timeouts(context, options.lease)
 
     @functools.cached_property
     def claims(self) -> Claims:
         """The builder of the calls. It is built at the first call, since `configure` may still change the namespace."""
+        register_scope(self.context, self.options.scope, self.options.retention)
         return Claims(self.context.namespace, self.context.clock)
 
     # Without a key
@@ -189,8 +190,6 @@ class Driver:
 
     def _wait(self, attempt: ClaimAttempt) -> DuplicateResult | None:
         """Wait until the other owner ends. Return the result of a duplicate, or None to run."""
-        if (error := own_wait_error(self.context, attempt, attempt.entry.left_ms)) is not None:
-            return DuplicateResult(error=error)
         with self.context.link.waiting(attempt.record[0]) as waiter:
             # Claim again after subscribing, because the owner may have ended before the subscription.
             while isinstance(outcome := attempt.interpret_reply(acquire(self.context, attempt)), WaitForOwner):
@@ -291,8 +290,6 @@ class Driver:
 
     async def _wait_async(self, attempt: ClaimAttempt) -> DuplicateResult | None:
         """Wait until the other owner ends; see `_wait`."""
-        if (error := own_wait_error(self.context, attempt, attempt.entry.left_ms)) is not None:
-            return DuplicateResult(error=error)
         async with self.context.aio_link.waiting(attempt.record[0]) as wake:
             while isinstance(
                 outcome := attempt.interpret_reply(await acquire_async(self.context, attempt)), WaitForOwner

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch
 from idemgate.guard.attempt import INFINITE, ClaimAttempt
-from idemgate.guard.calls import Renewal
+from idemgate.guard.calls import Renewal, register_retention
 from idemgate.guard.current import Execution, get_current, set_current
 from idemgate.store.context import Context
 from idemgate.store.heartbeat import LeaseRenewal
 
-__all__ = ["EndTimeouts", "Heartbeat", "end_timeouts", "wait_for_wakeup"]
+__all__ = ["EndTimeouts", "Heartbeat", "end_timeouts", "register_scope", "wait_for_wakeup"]
 
 log = logging.getLogger("idemgate.once")
 
@@ -90,7 +91,6 @@ class Heartbeat(LeaseRenewal):
             if not self._handed_over:
                 self._context.heartbeat.remove(self)
         finally:
-            self._execution.leave()
             if self._with_current:
                 self._leave()
 
@@ -154,6 +154,48 @@ class Heartbeat(LeaseRenewal):
         self._context.heartbeat.remove(self)
         if self._execution.lose():
             self._context.counters.add("once.lease_lost_while_running")
+
+
+def register_scope(context: Context, scope: str, retention: int) -> None:
+    """Let the heartbeat thread store the retention of a scope (ms). Do nothing if this process did it before."""
+    context.note_scope(scope, retention)
+    known = context.registered_scopes
+    if scope in context.scopes and known.get(scope, -1) < retention:
+        known[scope] = retention
+        context.heartbeat.add_optional(ScopeRegistration(context, scope, retention))
+
+
+REGISTER_AFTER = 1.0
+"""Seconds until a scope is stored. A process that ends before opens no connection for it."""
+
+
+class ScopeRegistration(LeaseRenewal):
+    """A call that stores the retention of a scope. The heartbeat thread repeats it each minute until it succeeds."""
+
+    __slots__ = ("_context", "_scope")
+    optional = True
+    _pending: ClassVar[set[ScopeRegistration]] = set()
+    """The heartbeat thread refers to them weakly."""
+
+    def __init__(self, context: Context, scope: str, retention: int) -> None:
+        super().__init__(lease=6.0)  # a call without a reply delays other leases by a third of this
+        self.interval = 60.0
+        self.due = self.last + REGISTER_AFTER
+        self._context = context
+        self._scope = (scope, retention)
+        self._pending.add(self)
+
+    def renew(self) -> Sequence[Batch[None]]:
+        """Build the call."""
+        return (Batch([register_retention(self._context, *self._scope)], self._end),)
+
+    def _end(self, _: list[int]) -> None:
+        self._context.heartbeat.remove(self)
+        self._pending.discard(self)
+
+    def overdue(self) -> None:
+        """Give up: the gate is closed."""
+        self._pending.discard(self)
 
 
 async def wait_for_wakeup(wake: asyncio.Event, seconds: float) -> None:

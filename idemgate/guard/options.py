@@ -37,6 +37,7 @@ from idemgate.guard.calls import Claims
 from idemgate.guard.current import get_current
 from idemgate.guard.decorator import GuardedFunction
 from idemgate.guard.driver import Driver
+from idemgate.guard.heartbeat import register_scope
 from idemgate.guard.sink.driver import SinkDriver
 from idemgate.guard.sink.protocol import AioSink, Sink
 from idemgate.guard.sink.refusals import check_flavour, check_sink
@@ -90,16 +91,22 @@ def _claim_options(codec: Codec, options: ClaimOptions) -> OnceOptions:
     )
 
 
+def _register(context: Context, options: OnceOptions) -> None:
+    if context.registered_scopes.get(options.scope, -1) < options.retention:
+        register_scope(context, options.scope, options.retention)
+
+
 def claim_attempt(context: Context, key: Key, fingerprint: object, options: ClaimOptions) -> ClaimAttempt:
     """Build the attempt to claim one key. Raise InvalidArgument."""
     checked_options = _claim_options(context.codec, options)
-    context.note_scope(checked_options.scope)
+    _register(context, checked_options)
     return ClaimAttempt(checked_options, Claims(context.namespace, context.clock), key, _digest(fingerprint))
 
 
 def claim_attempts(context: Context, keys: Iterable[Key], options: ClaimOptions) -> list[ClaimAttempt]:
     """Build the attempts to claim many keys. Raise InvalidArgument, which names the index of a bad key."""
     checked_options, claims = _claim_options(context.codec, options), Claims(context.namespace, context.clock)
+    _register(context, checked_options)
     attempts: list[ClaimAttempt] = []
     for key in check_iterable(keys, "keys", "Pass a list of keys"):
         try:

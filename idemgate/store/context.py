@@ -29,7 +29,7 @@ MAX_BATCH = 100
 
 
 MAX_SCOPES = 100
-"""The most scopes that a gate remembers, to look for a key that is absent in one of them."""
+"""The most scopes that a gate remembers, to look for a key that is absent in one of them, and to register them."""
 
 
 class Cache(Protocol):
@@ -44,7 +44,8 @@ class Context:
     """The shared state of one gate. Creating it opens no connection; the first use of a link does.
 
     `timeout` is in seconds. `counters` count in this process. `heartbeat` renews leases. A key that is forgotten or
-    resolved through this gate is dropped from all `caches`.
+    resolved through this gate is dropped from all `caches`. `scopes` are those of this gate, with their longest
+    retention in ms. `registered_scopes` are those that the store knows, or is about to know.
     """
 
     def __init__(
@@ -65,16 +66,17 @@ class Context:
         self.counters = Counters()
         self.caches: WeakSet[Cache] = WeakSet()
         self.default_scopes = DefaultScopes()
-        self.scopes: set[str] = set()
+        self.scopes: dict[str, int] = {}
+        self.registered_scopes: dict[str, int] = {}
         self.heartbeat = HeartbeatThread(self._heartbeat_link, self.counters)
         self._lock = lock_reset_at_fork(self, "_lock")
         self._link: SyncLink | None = None
         self._aio_link: AsyncLink | None = None
 
-    def note_scope(self, scope: str) -> None:
-        """Remember a scope of keys that this gate uses."""
-        if len(self.scopes) < MAX_SCOPES:
-            self.scopes.add(scope)
+    def note_scope(self, scope: str, retention: int) -> None:
+        """Remember a scope of keys that this gate uses, and the retention of its keys in ms."""
+        if scope in self.scopes or len(self.scopes) < MAX_SCOPES:
+            self.scopes[scope] = max(retention, self.scopes.get(scope, 0))
 
     @property
     def is_used(self) -> bool:

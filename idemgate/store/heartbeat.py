@@ -43,8 +43,10 @@ class LeaseRenewal(ABC):
     """A lease to renew. `lease` is in seconds. `failures` is the number of failed renewals since the last success.
 
     The heartbeat thread calls its methods, and the `join` of each batch that `renew` returns. It renews the lease only
-    as long as another object refers to this one.
+    as long as another object refers to this one. A failure of an `optional` one is not reported.
     """
+
+    optional = False
 
     __slots__ = ("__weakref__", "due", "failures", "interval", "last", "lease")
 
@@ -129,6 +131,12 @@ class HeartbeatThread:
                     self._thread = threading.Thread(target=self._run, name="idemgate-heartbeat", daemon=True)
                     self._thread.start()
                 self._wake.notify()
+
+    def add_optional(self, renewal: LeaseRenewal) -> None:
+        """Add a renewal that neither starts the thread nor wakes it."""
+        if self._forks != fork_counter.count:
+            self._reset()
+        self._renewals.add(ref(renewal))
 
     def remove(self, renewal: LeaseRenewal) -> None:
         """Stop renewing a lease. An unknown one is ignored."""
@@ -224,6 +232,7 @@ class HeartbeatThread:
         for renewal in renewals:
             if renewal not in errors:
                 renewal.last, renewal.failures = started, 0
+        errors = {renewal: error for renewal, error in errors.items() if not renewal.optional}
         if errors:
             self._report_failures(errors)
 

@@ -19,6 +19,7 @@ from idemgate.audit.keys import (
     check_registered,
     check_reshard_mark,
     check_results,
+    check_scopes,
     check_slot_counts,
     check_unknown_key,
     parse_slot_counts,
@@ -235,7 +236,9 @@ class _Audit:
                 yield from self._page(server, key, check_page)
             elif owner.kind == "results":
                 yield from self._page(server, key, check_results)
-            if owner.kind in ("topics", "out"):
+            elif owner.kind == "scopes":
+                yield from self._scopes(server, key)
+            if owner.kind in ("topics", "scopes", "out"):
                 yield from check_persistent(key, server.command("PTTL", key))
             elif owner.kind == "durability":
                 yield from check_expiring(key, server.command("PTTL", key))
@@ -249,6 +252,14 @@ class _Audit:
             yield Finding("wrong-type" if "WRONGTYPE" in str(error) else "unread", name, f"{error}")
         else:
             yield from check_list(name, *read)
+
+    def _scopes(self, server: Server, key: bytes) -> Iterator[Finding]:
+        try:
+            stored = server.command("HGETALL", key)
+        except ServerRejected as error:
+            yield Finding("wrong-type" if "WRONGTYPE" in str(error) else "unread", text(key), f"{error}")
+        else:
+            yield from check_scopes(key, stored)
 
     def _page(self, server: Server, key: bytes, check: Callable[..., Iterator[Finding]]) -> Iterator[Finding]:
         left, head = server.transaction([("PTTL", key), ("HGET", key, "")])

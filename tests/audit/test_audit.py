@@ -246,6 +246,21 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "runs}",
         lambda h: h.raw.setrange(h.name("once:claim:runs}"), 2, (2**54).to_bytes(7)),
     ),
+    "a retention of a scope that is no number": (
+        "undecodable",
+        "scopes}",
+        lambda h: h.raw.hset(h.name("scopes}"), "claim", "a week"),
+    ),
+    "the retentions of scopes end": (
+        "expires",
+        "scopes}",
+        lambda h: (h.raw.hset(h.name("scopes}"), "claim", "1"), h.raw.expire(h.name("scopes}"), 9)),
+    ),
+    "the retentions of scopes are of another type": (
+        "wrong-type",
+        "scopes}",
+        lambda h: (h.raw.delete(h.name("scopes}")), h.raw.set(h.name("scopes}"), "x")),
+    ),
     "a page of ids that never ends": ("no-expiry", ":1", lambda h: h.raw.persist(_page(h, "ids"))),
     "a page of values that never ends": ("no-expiry", ":values1", lambda h: h.raw.persist(_page(h, "values"))),
     "a page of ids without a head": ("undecodable", ":1", lambda h: h.raw.hdel(_page(h, "ids"), "")),

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from idemgate import AlreadyInProgress, Gate, InvalidArgument, KeyReused, OutcomeUnknown, current
-from idemgate.errors import AttemptsExhausted, ResultUnavailable
+from idemgate.core import keys
+from idemgate.errors import AttemptsExhausted, ResultUnavailable, UnexpectedData
 from idemgate.guard.calls import Record, token
+from idemgate.guard.heartbeat import ScopeRegistration
+from idemgate.store.context import MAX_SCOPES
 from idemgate.testing import Clock
 from tests.claims import claims_of
 
@@ -519,6 +522,83 @@ async def test_resolved_as_done_a_held_key_gives_the_result_and_its_zombie_is_lo
     assert (later.state, later.result) == ("done", "found in the ledger")
     clock.advance("1h")
     assert (await face.claim("k")).started
+
+
+async def eventually(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not check():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("kind", ["claim", "batch", "once"])
+async def test_resolved_as_done_a_key_stays_done_for_the_longest_retention_of_its_scope(
+    face: Any, clock: Clock, url: str, namespace: str, raw: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("idemgate.guard.heartbeat.REGISTER_AFTER", 0)
+    # Given a program of this scope that keeps its keys for a week, and one that keeps them for an hour
+    names = keys.scopes(namespace)
+    for retention, longest in (("7d", b"604800000"), ("1h", b"604800000")):
+        program = Gate(url, namespace=namespace, clock=clock)
+        if kind == "once":
+            program.once(key="{k}", scope="pay", retention=retention)(lambda k: k)(f"other {retention}")
+        elif kind == "claim":
+            with program.claim(f"other {retention}", scope="pay", retention=retention):
+                pass
+        else:
+            with program.claim_many([f"other {retention}"], scope="pay", retention=retention):
+                pass
+        await eventually(lambda longest=longest: raw.hget(names, "pay") == longest)
+        program.close()
+    lost = await face.claim("k", scope="pay", retention="1h", on_lease_loss="hold")
+    assert lost.started
+    clock.advance("30s")
+    # When an operator decides that the work is done, Then its key is kept for a week
+    assert await face.resolve("k", done=True, scope="pay")
+    clock.advance("167h")
+    assert (await face.claim("k", scope="pay")).state == "done"
+    clock.advance("1h")
+    assert (await face.claim("k", scope="pay")).started
+
+
+async def test_without_a_retention_an_unknown_scope_is_not_resolved(face: Any, stored: Stored) -> None:
+    before = stored()
+    with pytest.raises(InvalidArgument, match=r"retention=None: the store does not know the scope 'pay'.*\"7d\""):
+        await face.resolve("k", done=True, scope="pay")
+    assert not await face.resolve("k", done=True, scope="pay", retention="7d")
+    assert not await face.resolve("k", done=False, scope="pay")
+    assert stored() == before
+
+
+async def test_a_program_stores_its_scopes_once_and_a_failure_of_it_disturbs_nothing(
+    face: Any,
+    gate: Gate,
+    raw: Any,
+    namespace: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = []
+    renew = ScopeRegistration.renew
+    monkeypatch.setattr("idemgate.guard.heartbeat.REGISTER_AFTER", 0)
+    monkeypatch.setattr(ScopeRegistration, "renew", lambda self: tried.append(self) or renew(self))
+    # Given another program's value under that key
+    names = keys.scopes(namespace)
+    raw.set(names, "theirs")
+    for n in range(3):
+        assert await face.once(key="{k}", scope="pay")(lambda k, n: n)("k", n) == 0
+    await eventually(lambda: len(tried) == 1)
+    # Then claims work, nothing is logged, and only `resolve` names it
+    assert (await face.claim("k", scope="pay")).state == "done"
+    with pytest.raises(UnexpectedData, match="holds another type than a hash"):
+        await face.resolve("other", done=True, scope="pay")
+    assert await face.resolve("other", done=True, scope="pay", retention="1h") is False
+    assert [record.getMessage() for record in caplog.records if record.name == "idemgate.lease"] == []
+    assert raw.get(names) == b"theirs"
+    raw.delete(names)
+    # And with many scopes made up by a program, only some of them are stored
+    for n in range(3 * MAX_SCOPES):
+        gate.context.note_scope(f"tenant-{n}", 1)
+    assert len(gate.context.scopes) == MAX_SCOPES
 
 
 async def test_resolved_as_not_done_a_held_key_runs_again_and_its_zombie_is_lost(

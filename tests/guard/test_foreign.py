@@ -56,7 +56,7 @@ ASK: dict[str, Callable[[Any], Any]] = {
     "inspect": lambda face: face.inspect("x", scope="s"),
     "forget": lambda face: face.forget("x", scope="s"),
     "forget by force": lambda face: face.forget("x", scope="s", force=True),
-    "resolve": lambda face: face.resolve("x", scope="s", done=True),
+    "resolve": lambda face: face.resolve("x", scope="s", done=True, retention="1h"),
     "once": lambda face: face.once(key="{k}", scope="s")(lambda k: k)("x"),
     "once, at most": lambda face: face.once(key="{k}", scope="s", at_most_once=True)(lambda k: k)("x"),
     "once, waiting": lambda face: face.once(key="{k}", scope="s", on_in_progress="wait")(lambda k: k)("x"),

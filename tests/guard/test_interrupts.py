@@ -88,10 +88,11 @@ PROGRAMS: dict[str, Callable[[Gate, str], Trial]] = {
 
 
 def renewed(gate: Gate) -> list[Any]:
-    """The renewals that go on."""
+    """The renewals of leases that go on."""
 
     def living() -> list[Any]:
-        return [one for reference in tuple(gate.context.heartbeat._renewals) if (one := reference()) is not None]
+        every = [reference() for reference in tuple(gate.context.heartbeat._renewals)]
+        return [one for one in every if one is not None and not one.optional]
 
     if living():
         gc.collect()

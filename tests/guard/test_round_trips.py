@@ -140,8 +140,9 @@ async def test_one_for_each_thing_a_claim_does(wired: Any, counted: Counted) -> 
         assert await counted(act()) == (1, 1)
     assert await counted(wired.inspect("x")) == (1, 1)
     # A decision names what it is about, so that a late copy of it cannot meet something else.
-    for decide in (wired.forget("x"), wired.resolve("x", done=True)):
+    for decide in (wired.forget("x"), wired.resolve("x", done=True, retention="1h"), wired.resolve("x", done=False)):
         assert await counted(decide) == (2, 2)
+    assert await counted(wired.resolve("x", done=True)) == (3, 3)  # it reads the retention of the scope
 
 
 async def test_two_for_a_block_and_one_more_for_a_checkpoint(wired: Any, counted: Counted) -> None:

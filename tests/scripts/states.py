@@ -22,7 +22,7 @@ from idemgate.core.durations import milliseconds
 from idemgate.dedup import calls as dedup
 from idemgate.dedup.calls import DedupCalls
 from idemgate.errors import IdemgateError
-from idemgate.guard.calls import Claims, Record
+from idemgate.guard.calls import Claims, Record, register_retention
 from idemgate.membership import calls as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.subscribers.expiry.rules import look
@@ -381,6 +381,8 @@ class Record:
             "forget by force": calls.forget(key, b"r2", seen, force=True),
             "resolve": calls.resolve(key, b"r3", seen, True, 60_000, b"v", b"result"),
             "resolve again": calls.resolve(key, b"r4", seen, False, 60_000, b"n", b""),
+            "register": register_retention(self.rig.gate.context, "s", 60_000),
+            "register no more": register_retention(self.rig.gate.context, "s", 0),
         }
 
     def lapse(self) -> None:
@@ -616,19 +618,18 @@ def ask_registry(rig: Rig) -> dict[str, Call[Any]]:
     gate, clock = rig.gate, rig.clock
     policy = gate.topic("t", slots=4).policy
     other = gate.topic("x", slots=8, window=5).policy
-    changed = gate.topic("y", slots=4, window=5).policy
-    later = gate.topic("z", slots=4, window=5, revision=1).policy
+    later = gate.topic("y", slots=4, window=5).policy
     t, u = (TopicCalls(gate.namespace, name, policy, gate.context.codec, clock) for name in "tu")
     for name in "tu":
-        rig.ask(open_topic(gate.namespace, clock, name, policy))
+        rig.ask(open_topic(gate.namespace, clock, name, policy, redefine=False))
     change = rig.ask(resizing._begin(u, 8))[4]
     rig.keep([keys.topics(gate.namespace)])
     return {
-        "open": open_topic(gate.namespace, clock, "t", policy),
-        "open new": open_topic(gate.namespace, clock, "n", policy),
-        "open other": open_topic(gate.namespace, clock, "t", other),
-        "open differing": open_topic(gate.namespace, clock, "t", changed),
-        "open changed": open_topic(gate.namespace, clock, "t", later),
+        "open": open_topic(gate.namespace, clock, "t", policy, redefine=False),
+        "open new": open_topic(gate.namespace, clock, "n", policy, redefine=False),
+        "open other": open_topic(gate.namespace, clock, "t", other, redefine=True),
+        "open stale": open_topic(gate.namespace, clock, "t", later, redefine=True),
+        "open changed": open_topic(gate.namespace, clock, "t", later, redefine=True, replaces=policy.pack_stored()),
         "policy": stored_policy(gate.namespace, clock, "t"),
         "registry": registry.list_entries(gate.namespace, clock),
         "resize": resizing._begin(t, 8),

@@ -15,7 +15,7 @@ from idemgate.core.calls import Batch, Call
 from idemgate.core.codec import Codec
 from idemgate.dedup.calls import DedupCalls
 from idemgate.gate import Gate
-from idemgate.guard.calls import Claims, Record
+from idemgate.guard.calls import Claims, Record, register_retention
 from idemgate.membership import calls as members
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls, TakenEntry
@@ -299,7 +299,8 @@ def _calls() -> list[Call[Any]]:
         claims.inspect(record),
         claims.forget(record, b"request", seen, force=True),
         claims.resolve(record, b"request", seen, True, 1, b"v", b"x"),
-        open_topic("ns", None, "t", policy),
+        register_retention(Gate("redis://nowhere", namespace="ns").context, "s", 1),
+        open_topic("ns", None, "t", policy, redefine=True),
         stored_policy("ns", None, "t"),
         registry.list_entries("ns", None),
         look(b"theirs", None),

@@ -19,6 +19,7 @@ from idemgate.core.calls import Call
 from idemgate.core.keys import patterns
 from idemgate.core.tokens import token
 from idemgate.errors import IdemgateError, InvalidArgument, ServerRejected
+from idemgate.guard.calls import register_retention
 from idemgate.lua import commands, names
 from idemgate.membership import calls as members
 from idemgate.subscribers.expiry.rules import look
@@ -334,7 +335,8 @@ class Scene:
             claims.release(held, self.owner, 1000, undo=False),
             claims.forget(held, token(), given, force=True),
             claims.resolve(ran, token(), given, True, 1000, b"v", b"x"),
-            open_topic(gate.namespace, gate.context.clock, "new", calls.policy),
+            register_retention(gate.context, "new", 1000),
+            open_topic(gate.namespace, gate.context.clock, "new", calls.policy, redefine=False),
             stored_policy(gate.namespace, gate.context.clock, "t"),
             calls.trigger(Trigger("new", 1)),
             calls.trigger(Trigger("x", 1, delay=0)),

@@ -93,6 +93,8 @@ def test_the_layout_is_what_it_was() -> None:
     assert keys.record("shop", "orders", "a b:c") == b"ig2:{shop:once:orders:a%20b:c}"
     assert keys.record("shop", "a:b", "k" * 129).startswith(b"ig2:{shop:once:a%3Ab:#")
     assert keys.topics("shop") == b"ig2:{shop:topics}"
+    assert keys.scopes("shop") == b"ig2:{shop:scopes}"
+    assert keys.owner_of("shop", keys.scopes("shop")) == keys.Owner("scopes")
     assert keys.slot("shop", "images", 3, 16)[0] == b"ig2:{shop:topic:images:3/16}:scheduled"
     assert len(keys.slot("shop", "images", 3, 16)) == 15
     assert keys.outbox("shop", "images", 3, 16) == b"ig2:{shop:topic:images:3/16}:out"
