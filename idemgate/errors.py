@@ -180,8 +180,8 @@ class PolicyChanged(IdemgateError):
         super().__init__(topic, stored, asked, where)
         differing = ", ".join(f"{name} is {stored.get(name)!r}, asked {asked.get(name)!r}" for name in sorted(asked))
         self._text = (
-            f"topic {topic!r} exists with another policy ({differing}). Open it with the stored policy, "
-            f"or change it for all clients with redefine=True (slots and merge cannot be changed that way; "
+            f"topic {topic!r} exists with another policy ({differing}). Declare it with the stored policy, or raise "
+            f"revision= to change it for all programs (slots and merge cannot be changed that way; "
             f"slots can with: idemgate slots {topic} N)."
             if where == "store"
             else f"this program declares topic {topic!r} twice, with different policies ({differing}). Declare it "

@@ -285,7 +285,7 @@ class Gate(GuardMethods, SubscriberMethods):
         """
         return resolve(self.context, key, scope, done, result, retention)
 
-    def topic(self, name: str, *, redefine: bool = False, **options: Unpack[TopicOptions]) -> Topic:
+    def topic(self, name: str, **options: Unpack[TopicOptions]) -> Topic:
         """Return a topic: a named stream of keyed messages with one policy. Sends nothing to the store.
 
         The same name returns the same topic. Its first use compares the policy with the stored one, in one round
@@ -298,7 +298,9 @@ class Gate(GuardMethods, SubscriberMethods):
 
         Args:
             name: the name of the topic.
-            redefine: replace the stored policy for all programs, except `slots` and `merge`.
+            revision: raise it with each change of the policy. The highest revision is stored, and programs with a lower
+                one adopt it (logged once). Another policy of the same revision raises PolicyChanged. No revision
+                changes `slots` or `merge`.
             window: merge the triggers of a key within this time of the *first* into one delivery at its end.
             quiet: deliver when a key had no trigger for this long. `max_delay` after the first trigger or `max_size`
                 triggers end the wait. One of both is required, or `max_delay=None`: then a key with steady triggers is
@@ -332,11 +334,11 @@ class Gate(GuardMethods, SubscriberMethods):
 
         Raises:
             InvalidArgument: an option is invalid.
-            PolicyChanged: this program has declared the topic with another policy. The first use raises it if the
-                stored policy differs.
+            PolicyChanged: this program has declared the topic with another policy of the same revision. The first use
+                raises it if the stored one differs.
         """
         declared, plain = policy_from("topic", options)
-        return self._declare(check_name(name, "topic"), declared, plain and not redefine, redefine)
+        return self._declare(check_name(name, "topic"), declared, plain)
 
     def stored_topics(self, *, active: bool = False) -> list[StoredTopic]:
         """Return every topic that the store holds in this namespace, by name: policy, slots, depth, counters.
@@ -349,13 +351,13 @@ class Gate(GuardMethods, SubscriberMethods):
         """
         return stored_topics(self.context, active)
 
-    def _declare(self, name: str, declared: Policy, plain: bool, redefine: bool) -> Topic:
+    def _declare(self, name: str, declared: Policy, plain: bool) -> Topic:
         """Return the topic of this name, and register its declared policy."""
         known = self.topics.get(name)
         if known is None:
-            known = self.topics[name] = Topic(self.context, name, declared, plain, redefine)
+            known = self.topics[name] = Topic(self.context, name, declared, plain)
         else:
-            known.definition.declare(declared, plain, redefine)
+            known.definition.declare(declared, plain)
         return known
 
     def merge(

@@ -92,9 +92,9 @@ class AioGate:
         """Decide the state of a key whose owner lost its lease; see `Gate.resolve`."""
         return await resolve_async(self.context, key, scope, done, result, retention)
 
-    def topic(self, name: str, *, redefine: bool = False, **options: Unpack[TopicOptions]) -> AioTopic:
+    def topic(self, name: str, **options: Unpack[TopicOptions]) -> AioTopic:
         """Return the async form of a topic; see `Gate.topic`."""
-        return self._topic(name, redefine=redefine, **options).aio
+        return self._topic(name, **options).aio
 
     async def stored_topics(self, *, active: bool = False) -> list[StoredTopic]:
         """Return every topic that the store holds; see `Gate.stored_topics`."""

@@ -184,7 +184,8 @@ class GuardMethods:
                 and the first one is logged. A function that is annotated to return what cannot be stored is refused.
             on_in_progress, wait: "raise" AlreadyInProgress (with `retry_after`), "skip" (return None), or "wait" for
                 at most `wait`. A consumer that redelivers (a topic, stream or list) does so after "skip", too: the
-                other owner may still fail.
+                other owner may still fail. A call that would wait for a run that it is part of raises
+                AlreadyInProgress at once. Tasks and threads that inherit the context of the run are part of it.
             on_error: "release" (the next caller may run), "keep" (not before the lease ends), "store" (duplicates
                 get ReplayedFailure), "share", or a callable from the exception to one of these. "share" releases the
                 key, and the callers that waited for this run (`on_in_progress="wait"`) get SharedFailure. With

@@ -32,7 +32,7 @@ class SubscriberMethods:
     topics: dict[str, Topic]
     subscribers: Registered
 
-    def topic(self, name: str, *, redefine: bool = False, **options: Unpack[TopicOptions]) -> Topic:
+    def topic(self, name: str, **options: Unpack[TopicOptions]) -> Topic:
         """Return a topic; see `Gate.topic`."""
         raise NotImplementedError
 

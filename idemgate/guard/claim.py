@@ -16,7 +16,7 @@ from idemgate.errors import ClaimRejected, IdemgateError, InvalidArgument, Resul
 from idemgate.guard.acquire import acquire, acquire_async, renew_before_start, renew_before_start_async
 from idemgate.guard.attempt import ClaimAttempt, decode_failure, rejection_error
 from idemgate.guard.calls import Ending, Entry, Renewal
-from idemgate.guard.current import Execution
+from idemgate.guard.current import Execution, own_wait_error
 from idemgate.guard.ending import record_block_end, renew_until_ended
 from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, wait_for_wakeup
 from idemgate.store.context import Context
@@ -218,6 +218,11 @@ class BaseClaim:
         self._cancelled = self._cancelled or renewal == "cancelled"
         return renewal != "lost"
 
+    def _check_other_owner(self) -> None:
+        """Raise AlreadyInProgress if the caller is part of the run that owns the key, so that a wait could not end."""
+        if (error := own_wait_error(self._context, self._attempt, self._reply.left_ms)) is not None:
+            raise error
+
     def _enter_block(self, with_current: bool = True) -> None:
         """Start a heartbeat if the claim is held."""
         self._blocks.append(self._start_heartbeat(with_current) if self.started else None)
@@ -374,11 +379,13 @@ class Claim(BaseClaim):
             "in_progress" after `timeout`.
 
         Raises:
+            AlreadyInProgress: the caller is part of the run that owns the key.
             StoreError: the store did not answer.
         """
         end = monotonic() + milliseconds(timeout, "timeout", zero=True) / 1000
         if self.state != "in_progress":
             return self.state
+        self._check_other_owner()
         with self._context.link.waiting(self._attempt.record[0]) as waiter:
             while True:
                 self._send()
@@ -462,6 +469,7 @@ class AioClaim(BaseClaim):
         end = monotonic() + milliseconds(timeout, "timeout", zero=True) / 1000
         if self.state != "in_progress":
             return self.state
+        self._check_other_owner()
         async with self._context.aio_link.waiting(self._attempt.record[0]) as wake:
             while True:
                 await self._send()

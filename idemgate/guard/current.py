@@ -11,7 +11,7 @@ from weakref import ref
 
 from idemgate.core.calls import Call
 from idemgate.core.keys import Key, step_key, text_of
-from idemgate.errors import InvalidArgument, LeaseLost, NoCurrentExecution
+from idemgate.errors import AlreadyInProgress, InvalidArgument, LeaseLost, NoCurrentExecution
 from idemgate.store.context import Context
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "current",
     "current_claim",
     "get_current",
+    "own_wait_error",
     "set_current",
     "use_execution",
 ]
@@ -51,8 +52,10 @@ class Execution:
         "_claim",
         "_context",
         "_ended",
+        "_inside",
         "_lost",
         "_ordinals",
+        "_outer",
         "_saves",
         "attempt",
         "recovered",
@@ -73,6 +76,7 @@ class Execution:
         self._claim = claim
         self._ordinals: Counter[str] | None = None
         self._block: Callable[[], object] | None = None
+        self._inside, self._outer = True, _current.get() if token > 0 else None
         self.token = token
         self.attempt = attempt
         self._lost = self._ended = self._cancelled = False
@@ -147,6 +151,21 @@ class Execution:
     def end(self) -> None:
         """Mark the work as ended. A renewal that is refused from now on is no loss, because the claim is ending."""
         self._ended = True
+        self.leave()
+
+    def leave(self) -> None:
+        """Mark the block of this run as left. Tasks that outlive it keep no chain of runs that ended."""
+        self._inside, self._outer = False, None
+
+    def runs_inside(self, context: Context, record: tuple[bytes]) -> bool:
+        """Return whether this run, or one around it, owns the claim of a record in the store of `context`."""
+        execution: Execution | None = self
+        while execution is not None and execution.holds_claim:
+            owns = execution._claim.record == record and execution._context.endpoint == context.endpoint
+            if owns and execution._inside and not execution.lease_lost and not execution.is_orphaned:
+                return True
+            execution = execution._outer
+        return False
 
     @property
     def has_ended(self) -> bool:
@@ -223,6 +242,23 @@ def current_claim() -> Execution | None:
     """Return the guarded call that the caller is part of, if it holds its claim, else None."""
     execution = _current.get()
     return execution if execution is not None and execution.holds_claim and not execution.is_orphaned else None
+
+
+def own_wait_error(context: Context, attempt: ClaimAttempt, left_ms: int) -> AlreadyInProgress | None:
+    """Return the error for a wait that could not end: the caller is part of the run that owns the key.
+
+    Tasks and threads that inherit the context of the run are part of it, because the run mostly waits for them.
+    """
+    execution = _current.get()
+    if execution is None or not execution.runs_inside(context, attempt.record):
+        return None
+    key, scope = text_of(attempt.key), attempt.options.scope
+    error = AlreadyInProgress(key, left_ms / 1000, scope)
+    error._text = (
+        f"{key!r} is owned by the run that this call is part of (scope {scope!r}), so it would wait for its own end. "
+        "Use another key or scope for the inner call, or make it after the run"
+    )
+    return error
 
 
 def current() -> Execution:

@@ -36,7 +36,7 @@ from idemgate.guard.acquire import (
 )
 from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, OnError, WaitForOwner
 from idemgate.guard.calls import Claims, Entry, State
-from idemgate.guard.current import Execution, use_execution
+from idemgate.guard.current import Execution, own_wait_error, use_execution
 from idemgate.guard.heartbeat import Heartbeat, end_timeouts, register_scope, wait_for_wakeup
 from idemgate.guard.judge import judge, judge_unguarded, record_hook_failure, report_replay, warn_of_model
 from idemgate.guard.local import LocalGuard
@@ -190,6 +190,8 @@ class Driver:
 
     def _wait(self, attempt: ClaimAttempt) -> DuplicateResult | None:
         """Wait until the other owner ends. Return the result of a duplicate, or None to run."""
+        if (error := own_wait_error(self.context, attempt, attempt.entry.left_ms)) is not None:
+            return DuplicateResult(error=error)
         with self.context.link.waiting(attempt.record[0]) as waiter:
             # Claim again after subscribing, because the owner may have ended before the subscription.
             while isinstance(outcome := attempt.interpret_reply(acquire(self.context, attempt)), WaitForOwner):
@@ -290,6 +292,8 @@ class Driver:
 
     async def _wait_async(self, attempt: ClaimAttempt) -> DuplicateResult | None:
         """Wait until the other owner ends; see `_wait`."""
+        if (error := own_wait_error(self.context, attempt, attempt.entry.left_ms)) is not None:
+            return DuplicateResult(error=error)
         async with self.context.aio_link.waiting(attempt.record[0]) as wake:
             while isinstance(
                 outcome := attempt.interpret_reply(await acquire_async(self.context, attempt)), WaitForOwner

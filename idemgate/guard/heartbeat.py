@@ -91,6 +91,7 @@ class Heartbeat(LeaseRenewal):
             if not self._handed_over:
                 self._context.heartbeat.remove(self)
         finally:
+            self._execution.leave()
             if self._with_current:
                 self._leave()
 

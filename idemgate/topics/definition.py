@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,55 +17,73 @@ from idemgate.topics.calls import OpenReply, TopicCalls, open_topic, stored_poli
 from idemgate.topics.coalesce import TriggerCoalescer
 from idemgate.topics.cron import RecurringTrigger
 from idemgate.topics.messages import Forward
-from idemgate.topics.policy import Policy, diff_policies, from_stored, merge_declarations, slots_of
+from idemgate.topics.policy import Policy, diff_policies, find_newer, from_stored, merge_declarations, slots_of
 
 __all__ = ["TopicDefinition"]
 
+log = logging.getLogger("idemgate.topic")
+
 
 class TopicDefinition:
-    """One topic of one context. `declared` is the policy of this program.
+    """One topic of one context. `declared` is the policy that this program uses.
 
     `calls` is None until the server has confirmed the policy. A topic declared without options (`plain`) adopts the
-    stored policy if there is one.
+    stored policy if there is one. A policy with a lower revision than the stored one adopts that, too. A running worker
+    has its own calls, which no declaration changes.
     """
 
-    def __init__(self, context: Context, name: str, declared: Policy, plain: bool, redefine: bool) -> None:
+    def __init__(self, context: Context, name: str, declared: Policy, plain: bool) -> None:
         self.context = context
         self.name = name
         self.declared: Policy = declared
         self.plain = plain
-        self.redefine = redefine
-        self.replaces = b""  # the stored policy that this program has seen and may redefine
         self.handler: Callable[..., Any] | None = None
         self.forward: Forward | None = None
         self.recurring: dict[str, RecurringTrigger] = {}
         self.calls: TopicCalls | None = None
-        self._declared_slots = declared.slots
+        self._said: Policy = declared  # as the program declared it; `declared` may be an adopted one
         self._refused = False
+        self._adopted = 0
         self._coalescers: WeakKeyDictionary[asyncio.AbstractEventLoop, TriggerCoalescer] = WeakKeyDictionary()
 
-    def declare(self, declared: Policy, plain: bool, redefine: bool) -> None:
-        """Declare the topic again: with the same policy, or with a new one and `redefine`. Raises PolicyChanged.
+    def declare(self, declared: Policy, plain: bool) -> None:
+        """Declare the topic again: with the same policy, or with a new one and a higher revision. Raises PolicyChanged.
 
-        A declaration that the server refused does not count, so the next one replaces it.
+        A lower revision uses the known policy. A declaration that the server refused does not count, so the next one
+        replaces it.
         """
         if self._refused:
-            self.declared, self.plain, self.redefine = declared, plain, redefine
-            self._declared_slots, self._refused = declared.slots, False
+            self.declared, self.plain, self._said, self._refused = declared, plain, declared, False
             return
         if plain:
             return
-        if self.plain:
-            self._declared_slots = declared.slots
-        elif declared.slots == self._declared_slots:  # the stored number may have changed since then
-            declared = replace(declared, slots=self.declared.slots)
-        if self.plain or redefine:
-            self.declared, self.plain, self.redefine, self.calls = declared, False, redefine, None
-        elif declared.pack_stored() != self.declared.pack_stored():
-            before, asked = diff_policies(self.declared.pack_stored(), declared.pack_stored())
+        if self.plain or declared.revision > self._said.revision:
+            same_slots = not self.plain and declared.slots == self._said.slots  # the stored number may be another one
+            self.declared = replace(declared, slots=self.declared.slots) if same_slots else declared
+            self.plain, self._said, self.calls = False, declared, None
+        elif declared.revision < self._said.revision:
+            self._note_adopted(self._said.revision, declared.revision)
+        elif declared.pack_stored() != self._said.pack_stored():
+            before, asked = diff_policies(self._said.pack_stored(), declared.pack_stored())
             raise PolicyChanged(self.name, before, asked, "program")
         else:
             self._replace_policy(merge_declarations(self.declared, declared))
+
+    def adopt(self, stored: bytes) -> None:
+        """Use a stored policy with a higher revision, from the next call on."""
+        newer = find_newer(stored, self.declared)
+        if newer is not None and not self._refused:
+            self._note_adopted(newer.revision, self.declared.revision)
+            self._replace_policy(newer)
+
+    def _note_adopted(self, revision: int, mine: int) -> None:
+        """Log and count once for each revision that this program adopts it."""
+        if revision <= self._adopted:
+            return
+        self._adopted = revision
+        self.context.counters.add("topic.policy_adopted")
+        facts = {"topic": self.name, "revision": revision, "declared": mine}
+        log.warning("topic.policy_adopted topic=%r revision=%d declared=%d", *facts.values(), extra=facts)
 
     def _replace_policy(self, policy: Policy) -> None:
         if policy != self.declared:
@@ -77,6 +96,7 @@ class TopicDefinition:
             fix = "Decorate the function before the first trigger"
             raise InvalidArgument("retention", retention, f"topic {self.name!r} is in use already", fix)
         self.declared = replace(self.declared, dedup_retention=retention)
+        self._said = replace(self._said, dedup_retention=retention)
 
     def set_handler(self, handler: Callable[..., Any]) -> None:
         """Register the handler. Raises InvalidArgument if it takes no delivery, or the topic has another consumer."""
@@ -166,14 +186,13 @@ class TopicDefinition:
         if self.plain:
             return stored_policy(self.context.namespace, self.context.clock, self.name)
         context = self.context
-        return open_topic(context.namespace, context.clock, self.name, self.declared, self.redefine, self.replaces)
+        return open_topic(context.namespace, context.clock, self.name, self.declared)
 
     def apply_open_reply(self, reply: Any) -> bool:
         """Apply the reply of `open_call`. Return False if the topic has to be opened once more.
 
         That happens for a plain topic that does not exist yet. It also happens if the number of slots was changed
-        since this program was written. A redefinition that has yet to name the policy that it replaces opens it once
-        more, too. Raises PolicyChanged.
+        since this program was written. Raises PolicyChanged.
         """
         # The kind of the reply decides, because `plain` may have changed while the call was under way.
         if not isinstance(reply, OpenReply):
@@ -184,9 +203,10 @@ class TopicDefinition:
         elif reply.word == "resized":
             self.declared = replace(self.declared, slots=slots_of(reply.policy))
             return False
-        elif reply.word == "stale":
-            self.replaces = reply.policy
-            return False
+        elif reply.word == "newer":
+            adopted = from_stored(reply.policy, self.declared)
+            self._note_adopted(adopted.revision, self.declared.revision)
+            self.declared = adopted
         elif reply.word == "differs":
             self._refused = True
             raise PolicyChanged(self.name, *diff_policies(reply.policy, self.declared.pack_stored()))

@@ -23,6 +23,7 @@ __all__ = [
     "Policy",
     "check_slots",
     "diff_policies",
+    "find_newer",
     "from_stored",
     "merge_declarations",
     "policy_of",
@@ -59,6 +60,7 @@ class Policy:
     burst: int
     adaptive: Adaptive | None
     result_retention: int | None
+    revision: int
 
     def pack_stored(self) -> bytes:
         """Return the bytes that the registry stores and compares: all options that change the meaning of a trigger."""
@@ -68,7 +70,7 @@ class Policy:
             "priority": self.priority or None, "priority_boost": self.priority_boost, "concurrency": self.concurrency,
             "group_concurrency": self.group_concurrency if self.group_concurrency > 1 else None,
             "rate": None if self.rate is None else str(self.rate), "burst": None if self.rate is None else self.burst,
-            "results": self.result_retention,
+            "results": self.result_retention, "revision": self.revision or None,
         }  # fmt: skip
         return _pack({name: value for name, value in options.items() if value is not None})
 
@@ -148,6 +150,7 @@ class TopicOptions(ExpiryOptions, total=False):
     burst: int | None
     adaptive: Adaptive | None
     result_retention: Duration | None
+    revision: int
 
 
 def policy_from(function: str, options: TopicOptions) -> tuple[Policy, bool]:
@@ -163,7 +166,7 @@ _DEFAULTS: dict[str, Any] = {
     "lease": "30s", "max_attempts": 17, "backoff": None, "dead_retention": "30d", "max_dead_letters": 10_000,
     "dedup_retention": "24h", "priority": False, "priority_boost": None, "retry_penalty": 0, "group_concurrency": 1,
     "concurrency": None, "rate": None, "burst": None, "adaptive": None,
-    "result_retention": None,
+    "result_retention": None, "revision": 0,
 }  # fmt: skip
 
 
@@ -196,6 +199,7 @@ def policy_of(**options: Unpack[TopicOptions]) -> Policy:
         burst=_default_burst(given["rate"], given["burst"]),
         adaptive=_check_adaptive(given["adaptive"]),
         result_retention=_ms(given["result_retention"], "result_retention"),
+        revision=_check_revision(given["revision"]),
     )
     _check_together(policy)
     _check_quiet_is_bounded(policy, options)
@@ -218,6 +222,7 @@ def from_stored(stored: bytes, local: Policy) -> Policy:
             concurrency=_read_number(options, "concurrency"),
             burst=_read_number(options, "burst") or 1,
             result_retention=_read_number(options, "results"),
+            revision=_read_number(options, "revision") or 0,
             merge=merge_of_spec(options["merge"]),
             edge=_check_one_of(options["edge"], ("trailing", "leading")),
             slots=_power_of_two(options["slots"]),
@@ -240,6 +245,17 @@ def _check_one_of(value: Any, allowed: tuple[object, ...] | re.Pattern[str]) -> 
     if not fits:
         raise ValueError(f"{value!r} is not one of its values")
     return value
+
+
+def find_newer(stored: bytes, policy: Policy) -> Policy | None:
+    """Return the stored policy if its revision is higher and it merges alike, else None. Raises DecodeError.
+
+    The number of slots stays that of `policy`.
+    """
+    found = from_stored(stored, policy)
+    if found.revision <= policy.revision or found.merge.spec != policy.merge.spec:
+        return None
+    return replace(found, slots=policy.slots)
 
 
 def slots_of(stored: bytes) -> int:
@@ -329,6 +345,13 @@ def _unpack_policy(stored: bytes) -> dict[str, Any]:
     if not isinstance(options, dict):
         raise DecodeError("expected a policy, got another type")
     return cast("dict[str, Any]", options)
+
+
+def _check_revision(revision: int) -> int:
+    check_int("revision", revision, 0)
+    if revision > MOST:
+        raise InvalidArgument("revision", revision, "too large", f"Use at most {MOST}")
+    return revision
 
 
 def _check_penalty(penalty: int, priority: bool) -> int:

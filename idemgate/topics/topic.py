@@ -46,8 +46,8 @@ T = TypeVar("T")
 class Topic(BaseTopic[Sent, Delivered]):
     """A topic for blocking code; create it with `gate.topic`. `topic.aio` is the same topic for asyncio."""
 
-    def __init__(self, context: Context, name: str, declared: Policy, plain: bool, redefine: bool) -> None:
-        super().__init__(TopicDefinition(context, name, declared, plain, redefine))
+    def __init__(self, context: Context, name: str, declared: Policy, plain: bool) -> None:
+        super().__init__(TopicDefinition(context, name, declared, plain))
 
     @cached_property
     def aio(self) -> AioTopic[Sent, Delivered]:
@@ -66,7 +66,7 @@ class Topic(BaseTopic[Sent, Delivered]):
             The call builders of the topic.
 
         Raises:
-            PolicyChanged: The stored policy differs and `redefine` is not set.
+            PolicyChanged: The stored policy of the same revision differs.
         """
         definition = self.definition
         while definition.calls is None:
@@ -112,7 +112,7 @@ class Topic(BaseTopic[Sent, Delivered]):
 
         Raises:
             InvalidArgument: An argument is invalid. Nothing was written.
-            PolicyChanged: The stored policy differs and `redefine` is not set.
+            PolicyChanged: The stored policy of the same revision differs.
             StoreUnavailable: The trigger may or may not have been accepted. Repeat it with an `event_id`.
         """
         trigger = Trigger(

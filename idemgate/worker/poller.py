@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from idemgate.core.calls import Call
+from idemgate.topics.policy import find_newer
 from idemgate.worker.clock_offset import UNKNOWN, Offset, narrow
 
 if TYPE_CHECKING:
@@ -81,6 +82,12 @@ class Poller:
         if slots != self.calls.policy.slots:
             self._calls = self.calls.for_slots(slots)
         self.topic.definition.set_slots(slots)
+
+    def adopt_policy(self, stored: bytes) -> None:
+        """Use the stored policy from the next call on, here and in this program, if its revision is higher."""
+        if (newer := find_newer(stored, self.calls.policy)) is not None:
+            self._calls = self.calls.for_policy(newer, newer.slots)
+            self.topic.definition.adopt(stored)
 
     @property
     def calls(self) -> TopicCalls:

@@ -10,7 +10,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from idemgate.core.durations import Duration
-from idemgate.errors import InvalidArgument
+from idemgate.core.key_text import printable
+from idemgate.errors import InvalidArgument, PolicyChanged
 from idemgate.subscribers.subscribers import Subscriber, Subscribers
 from idemgate.worker.coordinator import MembershipOption
 from idemgate.worker.logs import configure as configure_logs
@@ -45,7 +46,10 @@ def run(
             "run", here.name, "signals reach the main thread only", "Use `async with gate.aio.worker()` elsewhere"
         )
     configure_logs()
-    asyncio.run(_run(gate, topics, concurrency, prefetch, grace, membership))
+    try:
+        asyncio.run(_run(gate, topics, concurrency, prefetch, grace, membership))
+    except PolicyChanged as error:  # of a deployment, not a bug: a traceback would hide the fix
+        raise SystemExit(f"idemgate: {printable(str(error))}") from error
 
 
 async def _run(

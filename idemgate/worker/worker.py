@@ -24,6 +24,7 @@ from idemgate.worker.cron import CronScheduler
 from idemgate.worker.dispatcher import Dispatcher
 from idemgate.worker.forwarder import Forwarder
 from idemgate.worker.loop import StoreOutage, run_loop
+from idemgate.worker.policies import PolicyFollower
 from idemgate.worker.poller import Poller
 from idemgate.worker.prefetch import MAX_HOLD, Prefetch
 from idemgate.worker.unserved import warn_about_unserved
@@ -166,7 +167,7 @@ class Worker:
         """Clear the state of a previous run."""
         self._pollers: list[Poller] = []
         self._consumers = []
-        self._background: list[Forwarder | CronScheduler] = []
+        self._background: list[Forwarder | CronScheduler | PolicyFollower] = []
         self._coordinator: SlotCoordinator | None = None
         self._prefetch.reset()
         self._dispatcher = Dispatcher(self.context, self.concurrency, self._prefetch, self._stop_event)
@@ -176,7 +177,7 @@ class Worker:
         self._clock_moved = asyncio.Event()
 
     async def _open_topics(self) -> None:
-        """Check each topic's policy; build its consumer or forwarder, and its cron scheduler."""
+        """Check each topic's policy; build its consumer or forwarder, its cron scheduler and its follower."""
         for name in self._names:
             poller = Poller(self._topics[name])
             self._pollers.append(poller)
@@ -188,6 +189,7 @@ class Worker:
                 self._background.append(Forwarder(poller, definition.forward))
             if definition.recurring:
                 self._background.append(CronScheduler(poller))
+            self._background.append(PolicyFollower(poller))
 
     # -- the loops ----------------------------------------------------------------------------------------------------
     #
@@ -245,7 +247,7 @@ class Worker:
             if not self._settlements or len(dispatcher.finished) >= BATCH:
                 self._start_settlements()
 
-    async def _run_background(self, source: Forwarder | CronScheduler) -> None:
+    async def _run_background(self, source: Forwarder | CronScheduler | PolicyFollower) -> None:
         try:
             await source.run_once()
         finally:

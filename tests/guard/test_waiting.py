@@ -203,3 +203,122 @@ async def test_a_claim_outside_of_a_block_is_not_renewed(lasting: Any, clock: Cl
     await lasting.claim("x", lease="50ms")
     claim = await lasting.claim("x")
     assert await claim.wait("10s") == "started"
+
+
+# -- waiting for oneself ----------------------------------------------------------------------------------------------
+
+
+def both(gate: Gate, awaiting: bool, **options: Any) -> Any:
+    """Return a decorator for functions `f(k, inner)` that await or call `inner`, guarded by scope "s"."""
+
+    def run(name: str) -> Any:
+        if awaiting:
+
+            async def awaited(k: str, inner: Any = None) -> Any:
+                return await inner() if inner else k
+
+            work: Any = awaited
+        else:
+
+            def called(k: str, inner: Any = None) -> Any:
+                return inner() if inner else k
+
+            work = called
+        work.__qualname__ = name
+        return gate.once(key="{k}", scope="s", on_in_progress="wait", wait="1h", **options)(work)
+
+    return run
+
+
+OWN = "part of"
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_a_call_that_would_wait_for_its_own_run_is_refused_at_once(gate: Gate, awaiting: bool) -> None:
+    first, second = both(gate, awaiting)("first"), both(gate, awaiting)("second")
+
+    async def run(work: Any) -> Any:
+        async with asyncio.timeout(60):
+            return await work() if awaiting else await asyncio.to_thread(work)
+
+    # The same function, another one with that key, and with another key between them
+    for number, inner in enumerate(
+        (lambda k: first(k), lambda k: second(k), lambda k: second(f"{k} between", lambda: first(k)))
+    ):
+        with pytest.raises(AlreadyInProgress, match=OWN):
+            await run(lambda inner=inner, k=f"k{number}": first(k, lambda: inner(k)))
+        # And the key is free again, and another key was never refused
+        assert await run(lambda k=f"k{number}": first(k, lambda: second(f"{k} other"))) == f"k{number} other"
+    await gate.aio.close()
+
+
+async def test_a_task_of_the_run_is_refused_while_the_run_lasts_and_not_after_it(gate: Gate) -> None:
+    handle = both(gate, awaiting=True)("handle")
+    began, tasks = asyncio.Event(), list[asyncio.Task[Any]]()
+
+    async def later() -> Any:
+        await began.wait()
+        return await handle("k")
+
+    async def inner() -> str:
+        tasks.append(asyncio.create_task(later()))
+        with pytest.raises(AlreadyInProgress, match=OWN):
+            await asyncio.wait_for(asyncio.create_task(handle("k")), 60)
+        return "ran"
+
+    assert await handle("k", inner) == "ran"
+    # Given a task that outlives the run, while another owner has the key
+    await gate.aio.forget("k", scope="s")
+    owner = await gate.aio.claim("k", scope="s")
+    began.set()
+    while gate.context.aio_link._state.subscription._listeners == {}:
+        await asyncio.sleep(0.002)
+    await owner.complete("there")
+    # Then it waits like any other call
+    assert await asyncio.wait_for(tasks[0], 60) == "there"
+    await gate.aio.close()
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_a_claim_does_not_wait_for_the_block_around_it(gate: Gate, awaiting: bool) -> None:
+    if awaiting:
+        async with gate.aio.claim("k", scope="s") as owner:
+            again = await gate.aio.claim("k", scope="s")
+            with pytest.raises(AlreadyInProgress, match=OWN):
+                await asyncio.wait_for(again.wait("1h"), 60)
+            await owner.complete("done")
+        assert await again.wait("1h") == "done"
+        await gate.aio.close()
+    else:
+        with gate.claim("k", scope="s") as held:
+            other = gate.claim("k", scope="s")
+            with pytest.raises(AlreadyInProgress, match=OWN):
+                other.wait("1h")
+            held.complete("done")
+        assert other.wait("1h") == "done"
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_a_message_that_waits_for_the_run_around_it_is_in_progress(gate: Gate, awaiting: bool) -> None:
+    options = {"scope": "s", "on_in_progress": "wait", "wait": "1h"}
+    if awaiting:
+        guard = gate.guard(**options).aio
+
+        async def inner(message: str) -> str:
+            return message
+
+        async def outer(message: str) -> Any:
+            one = await guard.run("k", inner, message)
+            return [one, *await guard.run_many([("k", message)], inner)]
+
+        verdict = await asyncio.wait_for(guard.run("k", outer, "m"), 60)
+    else:
+        plain = gate.guard(**options)
+
+        def call(message: str) -> Any:
+            inside: Any = lambda inner: inner  # noqa: E731
+            return [plain.run("k", inside, message), *plain.run_many([("k", message)], inside)]
+
+        verdict = await asyncio.wait_for(asyncio.to_thread(plain.run, "k", call, "m"), 60)
+    assert [one.outcome for one in verdict.value] == ["in_progress", "in_progress"]
+    await gate.aio.close()

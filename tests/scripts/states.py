@@ -618,18 +618,19 @@ def ask_registry(rig: Rig) -> dict[str, Call[Any]]:
     gate, clock = rig.gate, rig.clock
     policy = gate.topic("t", slots=4).policy
     other = gate.topic("x", slots=8, window=5).policy
-    later = gate.topic("y", slots=4, window=5).policy
+    changed = gate.topic("y", slots=4, window=5).policy
+    later = gate.topic("z", slots=4, window=5, revision=1).policy
     t, u = (TopicCalls(gate.namespace, name, policy, gate.context.codec, clock) for name in "tu")
     for name in "tu":
-        rig.ask(open_topic(gate.namespace, clock, name, policy, redefine=False))
+        rig.ask(open_topic(gate.namespace, clock, name, policy))
     change = rig.ask(resizing._begin(u, 8))[4]
     rig.keep([keys.topics(gate.namespace)])
     return {
-        "open": open_topic(gate.namespace, clock, "t", policy, redefine=False),
-        "open new": open_topic(gate.namespace, clock, "n", policy, redefine=False),
-        "open other": open_topic(gate.namespace, clock, "t", other, redefine=True),
-        "open stale": open_topic(gate.namespace, clock, "t", later, redefine=True),
-        "open changed": open_topic(gate.namespace, clock, "t", later, redefine=True, replaces=policy.pack_stored()),
+        "open": open_topic(gate.namespace, clock, "t", policy),
+        "open new": open_topic(gate.namespace, clock, "n", policy),
+        "open other": open_topic(gate.namespace, clock, "t", other),
+        "open differing": open_topic(gate.namespace, clock, "t", changed),
+        "open changed": open_topic(gate.namespace, clock, "t", later),
         "policy": stored_policy(gate.namespace, clock, "t"),
         "registry": registry.list_entries(gate.namespace, clock),
         "resize": resizing._begin(t, 8),

@@ -300,7 +300,7 @@ def _calls() -> list[Call[Any]]:
         claims.forget(record, b"request", seen, force=True),
         claims.resolve(record, b"request", seen, True, 1, b"v", b"x"),
         register_retention(Gate("redis://nowhere", namespace="ns").context, "s", 1),
-        open_topic("ns", None, "t", policy, redefine=True),
+        open_topic("ns", None, "t", policy),
         stored_policy("ns", None, "t"),
         registry.list_entries("ns", None),
         look(b"theirs", None),

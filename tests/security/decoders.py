@@ -187,7 +187,7 @@ def _calls() -> Iterator[Call[Any]]:
     yield DedupCalls("n", None, "s", 3_600_000).add("k")
     topic = TopicCalls("n", "t", _LOCAL, _CODEC, None)
     delivery = Delivery[Any]("t", 0, b"k", 1, 1, Message(_WHOLE, _MERGES["last"], _CODEC))
-    yield open_topic("n", None, "t", _LOCAL, redefine=False)
+    yield open_topic("n", None, "t", _LOCAL)
     yield topic.trigger(Trigger("k", 1))
     yield from topic.trigger_many([Trigger("k", 1), Trigger("l", 1)]).calls
     yield topic.take(0, 5)

@@ -336,7 +336,7 @@ class Scene:
             claims.forget(held, token(), given, force=True),
             claims.resolve(ran, token(), given, True, 1000, b"v", b"x"),
             register_retention(gate.context, "new", 1000),
-            open_topic(gate.namespace, gate.context.clock, "new", calls.policy, redefine=False),
+            open_topic(gate.namespace, gate.context.clock, "new", calls.policy),
             stored_policy(gate.namespace, gate.context.clock, "t"),
             calls.trigger(Trigger("new", 1)),
             calls.trigger(Trigger("x", 1, delay=0)),

@@ -381,7 +381,7 @@ def test_nothing_of_a_group_is_scheduled_while_more_deliveries_than_its_limit_ru
     assert len(running) == 3
     with Gate(url, namespace=gate.namespace, clock=clock) as other:
         # When its limit is lowered to one
-        lowered = other.topic("t", group_concurrency=1, redefine=True)
+        lowered = other.topic("t", group_concurrency=1, revision=1)
         # Then nothing that waits is scheduled until the last of the three has ended
         for delivery in running:
             assert lowered.next_due() is None

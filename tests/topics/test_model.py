@@ -391,7 +391,8 @@ class Machine(RuleBasedStateMachine):
     def _redefine(self, any_of: Random) -> None:
         options, facts = any_of.choice(self.case.others)
         self.rules = tuple(replace(rules, **facts) for rules in self.case.rules)
-        self.calls = self.gate.topic(self.name, redefine=True, **self.case.options, **options, **LIMITS).open()
+        revision = self.gate.topic(self.name).policy.revision + 1
+        self.calls = self.gate.topic(self.name, revision=revision, **self.case.options, **options, **LIMITS).open()
         for model, rules in zip(self.models, self.rules, strict=True):
             model.redefine(rules)
 

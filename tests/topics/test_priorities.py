@@ -121,7 +121,7 @@ async def test_what_was_ranked_comes_out_when_the_topic_has_priorities_no_more(
     assert [one.key for one in await topic.take(1)] == ["j3"]
     # When the topic is redefined to have no priorities
     with Gate(url, namespace=namespace, clock=clock) as other:
-        plain = other.topic("jobs", redefine=True)
+        plain = other.topic("jobs", revision=1)
         plain.trigger("new")
         # Then nothing stays behind, and there is nothing left to do
         assert sorted(one.key for one in plain.take(10)) == ["j0", "j1", "j2", "new"]

@@ -272,7 +272,7 @@ async def test_a_topic_reopened_with_another_policy(
     # When it is opened with the same policy, spelled in another way, and with another lease
     await face.topic("t", **same, lease="5m").stats()
     # Then that is well; a differing one is an error that names topic, value and fix, and writes nothing
-    with pytest.raises(PolicyChanged, match=r"^topic 'u' exists with another policy \(.*redefine=True") as caught:
+    with pytest.raises(PolicyChanged, match=r"^topic 'u' exists with another policy \(.*raise revision=") as caught:
         await face.topic("u", **changed).trigger("k", {"a": 1, "b": 1})
     assert caught.value.topic == "u"
     assert caught.value.stored.keys() == caught.value.asked.keys() != set()
@@ -303,7 +303,7 @@ def test_two_policies_of_one_program_are_named_as_such(gate: Gate, other: Gate) 
     assert caught.value.where == "program"
     assert "this program declares topic 't' twice" in str(caught.value)
     assert "(slots is 16, asked 8)" in str(caught.value)
-    assert "redefine" not in str(caught.value)
+    assert "revision" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_two_policies_of_one_program_are_named_as_such(gate: Gate, other: Gate) 
     [
         pytest.param({"slots": 16}, {"slots": 8, "window": "5s"}, id="slots"),
         pytest.param({"slots": 8, "window": "5s", "merge": "append"}, {"slots": 8, "window": "5s"}, id="merge"),
-        pytest.param({"slots": 16, "redefine": True}, {"slots": 8, "window": "5s"}, id="redefine"),
+        pytest.param({"slots": 16, "revision": 1}, {"slots": 8, "window": "5s"}, id="revision"),
         pytest.param({"slots": 16}, {}, id="the stored policy"),
     ],
 )
@@ -346,10 +346,12 @@ def test_a_declaration_after_a_refused_one_may_be_refused_too(gate: Gate, other:
     assert gate.topic("t", slots=8).trigger("k").status == "scheduled"
 
 
-async def test_redefine_changes_it_for_everybody(face: Any, other: Gate, url: str, clock: Clock) -> None:
-    other.topic("t", window="60s").trigger("k")
-    # When a program redefines it
-    topic = face.topic("t", window="5s", redefine=True)
+async def test_the_higher_revision_is_stored_and_the_lower_one_adopts_it(
+    face: Any, other: Gate, url: str, clock: Clock, caplog: Any
+) -> None:
+    other.topic("t", window="60s", lease="9s").trigger("k")
+    # When a program declares a higher revision
+    topic = face.topic("t", window="5s", revision=1)
     await topic.trigger("j")
     # Then the new policy holds for new messages; what is pending keeps its time
     clock.advance("5s")
@@ -358,46 +360,57 @@ async def test_redefine_changes_it_for_everybody(face: Any, other: Gate, url: st
     await topic.ack(taken)
     clock.advance("55s")
     assert [one.key for one in await topic.take(10)] == ["k"]
+    # And the former release starts again with it, and says so once
+    with Gate(url, namespace=other.namespace, clock=clock) as former:
+        for _ in range(3):
+            late = former.topic("t", window="60s", lease="9s")
+            assert (late.trigger("n").due_at - clock.now()).total_seconds() == 5
+        assert (late.policy.window, late.policy.revision, late.policy.lease) == (5_000, 1, 9_000)
+        assert former.counters["topic.policy_adopted"] == 1
+    assert [record.getMessage() for record in caplog.records if "policy_adopted" in record.getMessage()] == [
+        "topic.policy_adopted topic='t' revision=1 declared=0"
+    ]
+    # But another policy of the same revision is an error
     with Gate(url, namespace=other.namespace) as third, pytest.raises(PolicyChanged, match=r"window is 5\.0, asked 60"):
-        third.topic("t", window="60s").open()
+        third.topic("t", window="60s", revision=1).open()
 
 
-async def test_a_late_copy_of_a_redefinition_does_not_undo_a_later_one(face: Any, other: Gate) -> None:
-    # Given a program that redefines a topic, and each request that it sends for that
+async def test_a_late_copy_of_a_revision_does_not_undo_a_later_one(face: Any, other: Gate) -> None:
+    # Given the request with which a program raises the revision
     other.topic("t", window="60s").open()
-    link, sent = face.gate.context.link, []
-    definition = face.gate.topic("t", window="5s", redefine=True).definition
-    while definition.calls is None:
-        sent.append(definition.open_call())
-        definition.apply_open_reply(link.run(sent[-1]))
-    # When another program redefines the topic after it, and copies of these requests arrive late
-    other.topic("t", window="7s", redefine=True).open()
-    for request in sent:
-        link.run(request)
+    link, definition = face.gate.context.link, face.gate.topic("t", window="5s", revision=1).definition
+    request = definition.open_call()
+    definition.apply_open_reply(link.run(request))
+    # When another program raises it further, and a copy of the request arrives late
+    other.topic("t", window="7s", revision=2).open()
+    link.run(request)
     # Then the later policy stays
     (stored,) = face.gate.stored_topics()
-    assert stored.policy.window == 7_000
+    assert (stored.policy.window, stored.policy.revision) == (7_000, 2)
 
 
-async def test_two_that_redefine_at_once_both_end(face: Any, other: Gate) -> None:
-    # Given a program that has read the policy that it will replace
+async def test_a_revision_may_return_to_the_plain_policy(face: Any, other: Gate, clock: Clock) -> None:
     other.topic("t", window="60s").open()
-    topic = face.topic("t", window="5s", redefine=True)
-    definition = face.gate.topic("t").definition
-    definition.apply_open_reply(face.gate.context.link.run(definition.open_call()))
-    # When another one replaces that policy first
-    other.topic("t", window="7s", redefine=True).open()
-    # Then the first one replaces the new policy
-    await topic.trigger("k")
-    (stored,) = face.gate.stored_topics()
-    assert stored.policy.window == 5_000
-
-
-async def test_redefine_to_the_plain_policy(face: Any, other: Gate, clock: Clock) -> None:
-    other.topic("t", window="60s").open()
-    # When it is redefined to have no policy at all, that is not the stored one taken over
-    topic = face.topic("t", redefine=True)
+    # When a higher revision has no policy at all, that is not the stored one taken over
+    topic = face.topic("t", revision=1)
     assert (await topic.trigger("k")).due_at == clock.now()
+
+
+async def test_of_two_revisions_in_one_program_the_higher_one_holds(face: Any, clock: Clock) -> None:
+    for window, revision in (("60s", 0), ("5s", 2), ("30s", 1), ("60s", 0)):
+        topic = face.topic("t", window=window, revision=revision)
+        await topic.trigger(revision)
+    assert (topic.policy.window, topic.policy.revision) == (5_000, 2)
+    assert face.gate.counters["topic.policy_adopted"] == 1
+    with pytest.raises(PolicyChanged, match=r"declares topic 't' twice.*window is 5\.0, asked 6\.0"):
+        face.topic("t", window="6s", revision=2)
+
+
+@pytest.mark.parametrize("revision", [-1, True, "1", 1.5, 1 << 60])
+def test_a_revision_that_is_none_is_refused(gate: Gate, everything: Dumps, revision: Any) -> None:
+    with pytest.raises(InvalidArgument, match="revision"):
+        gate.topic("t", revision=revision)
+    assert everything() == {}
 
 
 @pytest.mark.parametrize(
@@ -409,7 +422,7 @@ async def test_redefine_to_the_plain_policy(face: Any, other: Gate, clock: Clock
         ({"a": "sum"}, {"b": "sum"}, {"a": 1}),
     ],
 )
-async def test_redefine_does_not_change_how_payloads_merge(
+async def test_a_revision_does_not_change_how_payloads_merge(
     face: Any, other: Gate, everything: Dumps, made: Any, asked: Any, payload: Any
 ) -> None:
     # Given pending messages, packed as a sum
@@ -417,15 +430,15 @@ async def test_redefine_does_not_change_how_payloads_merge(
     before = everything()
     # Then no program can make lists of them, or the least of what was a sum
     with pytest.raises(PolicyChanged, match="slots and merge cannot"):
-        await face.topic("t", window="5s", merge=asked, redefine=True).trigger("k", payload)
+        await face.topic("t", window="5s", merge=asked, revision=1).trigger("k", payload)
     assert everything() == before
 
 
-async def test_redefine_does_not_change_slots(face: Any, other: Gate, everything: Dumps) -> None:
+async def test_a_revision_does_not_change_slots(face: Any, other: Gate, everything: Dumps) -> None:
     other.topic("t", slots=4).open()
     before = everything()
     with pytest.raises(PolicyChanged, match="slots and merge cannot be changed"):
-        await face.topic("t", slots=8, redefine=True).trigger("k")
+        await face.topic("t", slots=8, revision=1).trigger("k")
     assert everything() == before
 
 
@@ -747,7 +760,7 @@ async def test_a_number_that_is_negative_or_that_lua_cannot_represent_is_refused
 
 
 @pytest.mark.damages("wrong-type")
-@pytest.mark.parametrize("policy", [{}, {"window": "60s"}, {"window": "60s", "redefine": True}])
+@pytest.mark.parametrize("policy", [{}, {"window": "60s"}, {"window": "60s", "revision": 1}])
 async def test_a_foreign_registry_is_left_alone(
     face: Any, raw: Any, everything: Dumps, namespace: str, policy: dict[str, Any]
 ) -> None:

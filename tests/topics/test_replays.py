@@ -427,5 +427,5 @@ async def test_opening_again_changes_nothing(
     before = everything()
     with Gate(url, namespace=namespace, clock=clock) as again:
         again.topic("t", window="60s").open()
-        again.topic("t", window="60s", redefine=True).open()
+        again.topic("t").open()
     assert everything() == before

@@ -450,12 +450,12 @@ async def test_who_says_a_former_number_gets_the_stored_one(face: Face, other: G
     assert again.trigger("k").status == "merged"
     assert again.policy.slots == 8
     assert other.topic("t", window="60s", slots=2) is again
-    changed = other.topic("t", window="30s", slots=2, redefine=True)
+    changed = other.topic("t", window="30s", slots=2, revision=1)
     assert changed.trigger("k").status == "merged"
     assert changed.policy.slots == 8
     # But no other number
     with pytest.raises(PolicyChanged, match="idemgate slots t N"):
-        other.topic("t", window="30s", slots=4, redefine=True).trigger("k")
+        other.topic("t", window="30s", slots=4, revision=2).trigger("k")
 
 
 async def test_while_a_part_is_moved_its_callers_wait(gate: Gate, other: Gate, clock: Clock) -> None:
@@ -534,7 +534,7 @@ async def test_a_policy_that_is_redefined_meanwhile_is_the_one_that_stays(face: 
 
     def redefine(progress: ReshardProgress) -> None:
         if progress.done == 1:
-            other.topic("t", slots=2, window="5s", redefine=True).open()
+            other.topic("t", slots=2, window="5s", revision=1).open()
 
     assert (await topic.reshard(4, redefine)).after == 4
     # Then it has that policy, and those slots

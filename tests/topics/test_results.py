@@ -130,7 +130,7 @@ async def test_a_receipt_of_another_topic_is_refused(face: Any) -> None:
 
 async def test_a_topic_that_stores_no_results_any_more_refuses_a_receipt(face: Any) -> None:
     receipt = await face.topic("t", result_retention="10m").trigger("k", 1)
-    redefined = face.topic("t", redefine=True)
+    redefined = face.topic("t", revision=1)
     with pytest.raises(InvalidArgument, match="topic 't' stores no results"):
         await redefined.result(receipt, 0)
 

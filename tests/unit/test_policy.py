@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.merge import append
-from idemgate.topics.policy import Policy, diff_policies, from_stored, merge_declarations, policy_of
+from idemgate.topics.policy import Policy, diff_policies, find_newer, from_stored, merge_declarations, policy_of
 
 PLAIN: dict[str, Any] = {
     "window": None,
@@ -215,3 +216,14 @@ def test_what_is_said_once_of_a_topic_counts_wherever_that_was(name: str, said: 
         assert found.backoff.ms(1) == 7_000
     with pytest.raises(InvalidArgument, match=f"^{name}=.*this program declared {getattr(one, name)} before"):
         merge_declarations(one, policy(**{name: other}))
+
+
+def test_a_newer_policy_keeps_the_slots_and_what_is_not_stored() -> None:
+    mine = policy(window="1s", slots=4, lease="9s")
+    found = find_newer(policy(window="2s", slots=8, revision=1).pack_stored(), mine)
+    assert found == replace(mine, window=2_000, revision=1)
+
+
+@pytest.mark.parametrize("stored", [{"revision": 1}, {"revision": 0}, {"revision": 2, "merge": "append"}])
+def test_a_policy_is_not_newer(stored: Any) -> None:
+    assert find_newer(policy(window="2s", **stored).pack_stored(), policy(window="1s", revision=1)) is None

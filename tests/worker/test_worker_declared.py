@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -46,11 +47,11 @@ async def with_a_lease(gate: Gate) -> None:
 
 
 async def redefined(gate: Gate) -> None:
-    gate.topic("t", window="5s", redefine=True)
+    gate.topic("t", window="5s", revision=1)
 
 
 async def refused(gate: Gate) -> None:
-    topic = gate.topic("t", window="5s", merge="append", redefine=True)
+    topic = gate.topic("t", window="5s", merge="append", revision=1)
     with pytest.raises(PolicyChanged):
         await topic.aio.trigger("refused")
     gate.topic("t", window="10s")
@@ -179,3 +180,61 @@ async def test_a_corrupt_delivery_does_not_cost_the_others_their_leases(
         assert not seen["third"].lost
         raw.hset(inflight, "bad", whole)
         go.set()
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_two_releases_run_side_by_side_forward_and_back(
+    url: str, namespace: str, clock: Clock, eventually: Any, awaiting: bool
+) -> None:
+    # Given two releases of a program, whose topics differ in their window
+    done, sent, releases = list[int](), 0, list[Gate]()
+
+    async def work(delivery: Any) -> None:
+        done.extend(delivery.payload)
+
+    def work_blocking(delivery: Any) -> None:
+        done.extend(delivery.payload)
+
+    @asynccontextmanager
+    async def release(window: str, revision: int) -> AsyncIterator[Gate]:
+        gate = Gate(url, namespace=namespace, clock=clock)
+        releases.append(gate)
+        topic = gate.topic("t", window=window, merge="append", slots=2, revision=revision)
+        topic.handler(work if awaiting else work_blocking)
+        try:
+            async with Worker(gate):
+                yield gate
+        finally:
+            await gate.aio.close()
+            gate.close()
+
+    async def load(*gates: Gate) -> None:
+        nonlocal sent
+        for _ in range(20):
+            for gate in gates:
+                await gate.topics["t"].aio.trigger_many([(n % 7, n) for n in range(sent, sent + 10)])
+                sent += 10
+            clock.advance("3s")
+            await asyncio.sleep(0)
+
+    def in_use(gate: Gate) -> tuple[int | None, int]:
+        policy = gate.topics["t"].policy
+        return policy.window, policy.revision
+
+    async with release("10s", 0) as old:
+        await load(old)
+        async with release("5s", 1) as new:
+            # When the later one starts under load, then the running worker adopts its policy
+            await load(old, new)
+            await eventually(lambda: clock.advance("1s") or in_use(old) == (5_000, 1))
+            await load(old, new)
+        # And when it is rolled back, the former release goes on, and starts again
+        async with release("10s", 0) as again:
+            await load(old, again)
+            assert in_use(again) == (5_000, 1)
+        await load(old)
+        # Then every trigger is handled once, and each process said once what it adopted
+        await eventually(lambda: clock.advance("1s") or len(done) >= sent)
+    assert sorted(done) == [*range(sent)]
+    assert [gate.counters["topic.policy_adopted"] for gate in releases] == [1, 0, 1]
+    assert sum(gate.counters["worker.failed"] for gate in releases) == 0

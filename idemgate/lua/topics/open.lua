@@ -1,12 +1,11 @@
---- Create a topic, or check that the existing one has the same policy.
+--- Create a topic, or compare its policy: the higher revision is stored. Slots and merge stay: they decide where pending
+--- messages are, and how packed.
 --- KEYS[1] topics
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] topic name
 --- ARGV[3] policy, packed; compared byte by byte
---- ARGV[4] "1" = replace a differing policy, unless slots or merge differ: these decide where pending messages are, and how packed
---- ARGV[5] the stored policy that may be replaced, or "": a late copy must not undo a later redefinition
---- Returns {"made", now ms, policy, to} {"same", now ms, policy, to} {"changed", now ms, former policy, to}
----         {"differs", now ms, stored policy, to} {"stale", now ms, stored policy, to} (it is not ARGV[5]: send it there)
+--- Returns {"made", now ms, policy, to} {"same", now ms, policy, to} {"changed", now ms, former policy, to} (its revision is lower)
+---         {"newer", now ms, stored policy, to} (its revision is higher: use it) {"differs", now ms, stored policy, to}
 ---         {"resized", now ms, stored policy, to} (the requested slot count is a former one: open with the stored one)
 ---         {"foreign", now ms, problem}; `to` is the slot count of a change under way, 0 = being deleted, -1 = neither
 --- @include "lib/now"
@@ -55,10 +54,11 @@ local after = cmsgpack.unpack(ARGV[3])
 if before.slots ~= after.slots and string.find(" " .. (was or "") .. " ", " " .. tostring(after.slots) .. " ", 1, true) then
   return { "resized", now_ms, stored, to }
 end
-if ARGV[4] ~= "1" or before.slots ~= after.slots or not equal_values(before.merge, after.merge) then
+local ahead = (tonumber(after.revision) or 0) - (tonumber(before.revision) or 0)
+if ahead == 0 or before.slots ~= after.slots or not equal_values(before.merge, after.merge) then
   return { "differs", now_ms, stored, to }
-elseif stored ~= ARGV[5] then
-  return { "stale", now_ms, stored, to }
+elseif ahead < 0 then
+  return { "newer", now_ms, stored, to }
 end
 redis.call("HSET", KEYS[1], ARGV[2], ARGV[3])
 return { "changed", now_ms, stored, to }

@@ -32,8 +32,8 @@ Rebuild = Callable[[Any, int], Batch[Any]]
 class OpenReply(NamedTuple):
     """The reply of `open_topic`.
 
-    `word` is "made", "same", "changed", "differs", "stale" or "resized". "resized" means that the topic once had the
-    requested number of slots. "stale" means that the request has to name `policy` to replace it. `policy` is the stored
+    `word` is "made", "same", "changed", "newer", "differs" or "resized". "resized" means that the topic once had the
+    requested number of slots. "newer" means that the stored policy has a higher revision. `policy` is the stored
     policy; for "changed" it is the previous one. `to` is the target number of slots of a running reshard, 0 while the
     topic is being deleted, else -1.
     """
@@ -43,14 +43,12 @@ class OpenReply(NamedTuple):
     to: int
 
 
-def open_topic(
-    namespace: str, clock: Clock | None, name: str, policy: Policy, redefine: bool, replaces: bytes = b""
-) -> Call[OpenReply]:
+def open_topic(namespace: str, clock: Clock | None, name: str, policy: Policy) -> Call[OpenReply]:
     """Build the call that creates a topic or compares its policy with the stored one.
 
-    With `redefine` it replaces the stored policy if that is `replaces`.
+    It replaces a stored policy with a lower revision.
     """
-    args = (stamp(clock), name, policy.pack_stored(), b"1" if redefine else b"0", replaces)
+    args = (stamp(clock), name, policy.pack_stored())
     return call(
         "topics/open",
         (keys.topics(namespace),),
@@ -164,7 +162,7 @@ class BaseCalls:
 
     def lookup(self) -> Call[OpenReply]:
         """Build the call that reads the layout from the registry. It creates a topic that was deleted."""
-        return open_topic(self.namespace, self.clock, self.name, self.policy, redefine=False)
+        return open_topic(self.namespace, self.clock, self.name, self.policy)
 
     def resolve_layout(self, found: OpenReply) -> Self:
         """Return the calls of the layout to try after this layout found a slot closed.

@@ -57,7 +57,7 @@ local function take_messages(K, p, now_us, request, want)
   K.large = meta[6] ~= false
   problem = check_layout(K, meta[1]) or corrupt_number(K.meta, "fence", last)
     or corrupt_number(K.meta, "lease", tonumber(meta[3]) or 0) or corrupt_number(K.meta, "rate", rate)
-  -- A topic redefined without priorities still delivers its ranked messages first.
+  -- A topic whose new revision has no priorities still delivers its ranked messages first.
   local ranked = p.ranked or redis.call("EXISTS", K.ready) == 1
   local jumped = last > now_us + 1000000
   if not problem and (ranked or jumped) then
