@@ -122,7 +122,7 @@ class AioGate:
         """Return the gate's subscribers for use inside an application: `async with gate.aio.subscribers(): ...`."""
         from idemgate.subscribers import Subscribers
 
-        return Subscribers(self._subscribers, grace)
+        return Subscribers(self._subscribers, grace, self.context)
 
     async def close(self) -> None:
         """Wait for the running calls, then close the connections of this event loop.

@@ -51,6 +51,10 @@ class SubscriberMethods:
         if not is_async(run) or not _accepts_stop(run):
             fix = "Pass an object with `async def run(self, stop, *, grace=30.0, ready=None)`"
             raise InvalidArgument("subscriber", subscriber, "not a subscriber", fix)
+        self._register(subscriber)
+
+    def _register(self, subscriber: Subscriber) -> None:
+        self.context.runners.warn_if_late("subscriber", None, repr(subscriber))
         self.subscribers.append(subscriber)
 
     def subscribe(
@@ -88,7 +92,7 @@ class SubscriberMethods:
             from idemgate.subscribers import Channel
 
             subscriber = Channel(self.context, channel, func, pattern=pattern, concurrency=concurrency, backlog=backlog)
-            self.subscribers.append(subscriber)
+            self._register(subscriber)
             return func
 
         return register
@@ -141,7 +145,7 @@ class SubscriberMethods:
                 self.context, stream, func, group=group, consumer=consumer, start=start, concurrency=concurrency,
                 reclaim=reclaim, max_deliveries=max_deliveries, dead=dead, max_dead_letters=max_dead_letters,
             )  # fmt: skip
-            self.subscribers.append(subscriber)
+            self._register(subscriber)
             return func
 
         return register
@@ -197,7 +201,7 @@ class SubscriberMethods:
                 self.context, name, func, pop=pop, concurrency=concurrency, reclaim=reclaim,
                 max_deliveries=max_deliveries, max_dead_letters=max_dead_letters,
             )  # fmt: skip
-            self.subscribers.append(subscriber)
+            self._register(subscriber)
             return func
 
         return register
@@ -253,7 +257,7 @@ class SubscriberMethods:
             self.context, name, make_topic, pattern, notifications=notifications, scan=scan, retention=retention,
             backlog=backlog,
         )  # fmt: skip
-        self.subscribers.append(expiry)
+        self._register(expiry)
         return expiry
 
 

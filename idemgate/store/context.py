@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import cached_property
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
     from idemgate.store.endpoint import Endpoint
     from idemgate.store.sync import SyncLink
 
-__all__ = ["MAX_BATCH", "Cache", "Context", "HasContext"]
+__all__ = ["MAX_BATCH", "Cache", "Context", "HasContext", "Runners"]
+
+log = logging.getLogger("idemgate.worker")
 
 MAX_BATCH = 100
 """The most records of one script call. The call blocks the server for all of them."""
@@ -38,6 +43,34 @@ class Cache(Protocol):
     def evict(self, record: bytes) -> None:
         """Remove the record from the cache."""
         ...
+
+
+class Runners:
+    """The workers and the runners of subscribers that run now. They serve what was declared before they started."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._running = list[Callable[[str | None], bool]]()
+
+    @contextmanager
+    def running(self, serves: Callable[[str | None], bool]) -> Generator[None]:
+        """Register a runner. `serves` says whether it serves a topic of this name; None means a subscriber."""
+        self._running.append(serves)
+        try:
+            yield
+        finally:
+            self._running.remove(serves)
+
+    def warn_if_late(self, what: str, topic: str | None, name: str) -> None:
+        """Count and log a declaration that a runner would serve if it had been made before its start."""
+        if any(serves(topic) for serves in tuple(self._running)):
+            self._counters.add("worker.declared_late")
+            facts = {"declared": what, "name": name}
+            log.warning(
+                "worker.declared_late declared=%s name=%s: it is not served by what runs already. "
+                "Declare it before the worker or the subscribers start, or start another one", *facts.values(),
+                extra={"declared": what, "declared_name": name},
+            )  # fmt: skip
 
 
 class Context:
@@ -64,6 +97,7 @@ class Context:
         self.clock = clock
         self.codec = Codec(max_bytes)
         self.counters = Counters()
+        self.runners = Runners(self.counters)
         self.caches: WeakSet[Cache] = WeakSet()
         self.default_scopes = DefaultScopes()
         self.scopes: dict[str, int] = {}

@@ -6,11 +6,13 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from time import monotonic
 from typing import Protocol, Self
 
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.errors import InvalidArgument
+from idemgate.store.context import Context
 from idemgate.store.shielded import finish_despite_cancel
 
 __all__ = ["Subscriber", "Subscribers"]
@@ -45,8 +47,11 @@ class Subscribers:
     that is no stream.
     """
 
-    def __init__(self, subscribers: Sequence[Subscriber], grace: Duration = "30s") -> None:
+    def __init__(
+        self, subscribers: Sequence[Subscriber], grace: Duration = "30s", context: Context | None = None
+    ) -> None:
         self._subscribers = subscribers
+        self._context = context
         self._grace = milliseconds(grace, "grace", zero=True) / 1000
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -82,7 +87,8 @@ class Subscribers:
             task = asyncio.ensure_future(subscriber.run(stop, grace=self._grace, ready=mark))
             task.add_done_callback(functools.partial(_mark_ended, mark))
             tasks[task] = subscriber
-        await self._wait_for_all(tasks, stop)
+        with nullcontext() if self._context is None else self._context.runners.running(lambda topic: topic is None):
+            await self._wait_for_all(tasks, stop)
 
     def hurry(self) -> None:
         """End the grace time: cancel the subscribers that still run after the stop."""

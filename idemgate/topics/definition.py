@@ -113,6 +113,8 @@ class TopicDefinition:
             raise InvalidArgument(
                 "handler", handler, f"topic {self.name!r} is forwarded", "Use a handler or forward(), not both"
             )
+        if self.handler is None:
+            self.context.runners.warn_if_late("handler", self.name, self.name)
         self.handler = handler
 
     def set_forward(self, to: Forward) -> None:
@@ -125,6 +127,8 @@ class TopicDefinition:
             raise InvalidArgument(
                 "forward", self.name, "forwarded messages have no results", "Drop result_retention, or use a handler"
             )
+        if self.forward is None:
+            self.context.runners.warn_if_late("forward", self.name, self.name)
         self.forward = to
 
     @property
@@ -153,6 +157,8 @@ class TopicDefinition:
 
     def add_recurring(self, trigger: RecurringTrigger) -> None:
         """Add a recurring trigger. Raises InvalidArgument if another one has the same name."""
+        if trigger.name not in self.recurring:
+            self.context.runners.warn_if_late("every", self.name, f"{self.name}/{trigger.name}")
         known = self.recurring.setdefault(trigger.name, trigger)
         if known != trigger:
             raise InvalidArgument(

@@ -79,7 +79,7 @@ class BaseTopic(Generic[Sent, Delivered]):
         return self.definition.declared
 
     def handler(self, func: Callable[[Delivery[Delivered]], R]) -> Callable[[Delivery[Delivered]], R]:
-        """Register the function that a worker calls with each delivery.
+        """Register the function that a worker calls with each delivery. Register it before the worker starts.
 
         Args:
             func: A function of one argument, the `Delivery`. It may be sync or async.
@@ -192,7 +192,7 @@ class BaseTopic(Generic[Sent, Delivered]):
         misfire: Misfire = "once",
         misfire_grace: Duration | None = None,
     ) -> None:
-        """Trigger the topic at each occurrence of a cron expression.
+        """Trigger the topic at each occurrence of a cron expression. Declare it before the worker starts.
 
         Each occurrence is one message, however many workers schedule it. Its key is `name`, "@" and the UTC time:
         cancel that key to skip an occurrence.

@@ -71,7 +71,7 @@ async def _run(
     worker = None
     if worked or topics:
         worker = Worker(gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, membership=membership)
-    subscribers = Subscribers(gate.subscribers, grace) if gate.subscribers else None
+    subscribers = Subscribers(gate.subscribers, grace, gate.context) if gate.subscribers else None
     stop = asyncio.Event()
     _stop_on_signals(stop, worker, subscribers)
     runs = [runner.run(stop) for runner in (worker, subscribers) if runner is not None]

@@ -1,21 +1,44 @@
-"""A warning about stored topics whose messages no handler of this program serves."""
+"""The topics that a worker serves, and a warning about stored topics that this program does not serve."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from idemgate.core.key_text import one_line
-from idemgate.errors import StoreError
+from idemgate.errors import InvalidArgument, StoreError
 from idemgate.store.context import Context
 from idemgate.topics.registry import stored_topics_async
 from idemgate.topics.topic import Topic
 
-__all__ = ["warn_about_unserved"]
+__all__ = ["select_topics", "warn_about_unserved"]
 
 log = logging.getLogger("idemgate.worker")
 SHOWN = 10
 """The most topics that the warning names."""
+
+
+def select_topics(gate_topics: Mapping[str, Topic], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the given topics, or all topics with work for a worker.
+
+    Raises:
+        InvalidArgument: A topic has no handler, or there is none at all.
+    """
+    selected = {name: topic for name, topic in gate_topics.items() if not names or name in names}
+    workable = {name for name, topic in selected.items() if topic.definition.has_consumer}
+    for name in names:
+        if name not in workable:
+            with_handler = sorted(
+                name for name, topic in gate_topics.items() if topic.definition.handler or topic.definition.forward
+            )
+            raise InvalidArgument(
+                "topics", name, "no handler is registered for it", f"Topics with a handler: {with_handler or 'none'}"
+            )
+    if not workable:
+        raise InvalidArgument(
+            "topics", names, "no topic of this gate has a handler", "Register one: @gate.topic(...).handler"
+        )
+    return tuple(dict.fromkeys(names)) or tuple(sorted(workable))
 
 
 async def warn_about_unserved(context: Context, topics: Mapping[str, Topic]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from math import ceil
@@ -27,7 +27,7 @@ from idemgate.worker.loop import StoreOutage, run_loop
 from idemgate.worker.policies import PolicyFollower
 from idemgate.worker.poller import Poller
 from idemgate.worker.prefetch import MAX_HOLD, Prefetch
-from idemgate.worker.unserved import warn_about_unserved
+from idemgate.worker.unserved import select_topics, warn_about_unserved
 
 __all__ = ["Worker"]
 
@@ -89,7 +89,8 @@ class Worker:
         self._prefetch = Prefetch(concurrency, None if prefetch is None else check_int("prefetch", prefetch, 0))
         self.grace = milliseconds(grace, "grace", zero=True) / 1000
         self.membership = resolve_membership(gate, membership, grace)
-        self._names = _select_topics(gate.topics, topics)
+        self._asked = topics
+        self._names = select_topics(gate.topics, topics)
         self._active = False
         self._consumers: list[TopicConsumer] = []
         self._stop_event, self._force_stop = asyncio.Event(), asyncio.Event()
@@ -137,9 +138,11 @@ class Worker:
         self._active = True
         self._stop_event, self._force_stop = stop, asyncio.Event()
         self._reset()
+        self._names = select_topics(self._topics, self._asked)  # handlers may have been added since
         try:
-            await self._open_topics()
-            await self._run(started)
+            with self.context.runners.running(self._serves):
+                await self._open_topics()
+                await self._run(started)
         finally:
             if self._coordinator is not None:
                 self._coordinator.close()
@@ -160,6 +163,10 @@ class Worker:
     def prefetch(self) -> int:
         """The current number of deliveries to hold beyond those that run."""
         return self._prefetch.size
+
+    def _serves(self, topic: str | None) -> bool:
+        """Return True if this worker serves a topic of this name that is declared before its start."""
+        return topic is not None and (not self._asked or topic in self._asked)
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -456,29 +463,6 @@ class Worker:
                 break
             await asyncio.wait({*waiting, forced}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         forced.cancel()
-
-
-def _select_topics(gate_topics: Mapping[str, Topic], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the given topics, or all topics with work for a worker.
-
-    Raises:
-        InvalidArgument: A topic has no handler, or there is none at all.
-    """
-    selected = {name: topic for name, topic in gate_topics.items() if not names or name in names}
-    workable = {name for name, topic in selected.items() if topic.definition.has_consumer}
-    for name in names:
-        if name not in workable:
-            with_handler = sorted(
-                name for name, topic in gate_topics.items() if topic.definition.handler or topic.definition.forward
-            )
-            raise InvalidArgument(
-                "topics", name, "no handler is registered for it", f"Topics with a handler: {with_handler or 'none'}"
-            )
-    if not workable:
-        raise InvalidArgument(
-            "topics", names, "no topic of this gate has a handler", "Register one: @gate.topic(...).handler"
-        )
-    return tuple(dict.fromkeys(names)) or tuple(sorted(workable))
 
 
 async def _close_pollers(pollers: Collection[Poller]) -> None:

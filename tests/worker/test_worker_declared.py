@@ -238,3 +238,53 @@ async def test_two_releases_run_side_by_side_forward_and_back(
     assert sorted(done) == [*range(sent)]
     assert [gate.counters["topic.policy_adopted"] for gate in releases] == [1, 0, 1]
     assert sum(gate.counters["worker.failed"] for gate in releases) == 0
+
+
+@pytest.mark.parametrize(
+    ("declare", "name"),
+    [
+        (lambda gate: gate.topic("late").handler(print), "late"),
+        (lambda gate: gate.topic("late").forward("list"), "late"),
+        (lambda gate: gate.topic("t").every("* * * * *", name="tick"), "t/tick"),
+        (lambda gate: gate.merge("{item}", name="late")(lambda item: None), "late"),
+    ],
+    ids=["handler", "forward", "every", "merge"],
+)
+async def test_what_is_declared_too_late_for_a_worker_is_reported_once(
+    gate: Gate, caplog: Any, declare: Any, name: str
+) -> None:
+    gate.topic("t").handler(print)
+    async with Worker(gate):
+        # When something to serve is declared while a worker of all topics runs
+        declare(gate)
+        gate.topic("t").handler(print)  # that is known
+        # Then a warning names it, with the fix
+        (text,) = [record.getMessage() for record in caplog.records if "declared_late" in record.getMessage()]
+        assert f"name={name}:" in text
+        assert "before the worker" in text
+    assert gate.counters["worker.declared_late"] == 1
+
+
+async def test_what_another_worker_serves_is_not_late(gate: Gate, eventually: Any) -> None:
+    # Given a worker of one topic, and a worker that has not started
+    done = list[str]()
+    gate.topic("t").handler(print)
+    all_topics = Worker(gate)
+    async with Worker(gate, ["t"]):
+        # When a topic of neither is declared, then that is no warning
+        gate.topic("later").handler(lambda delivery: done.append(delivery.key))
+    assert gate.counters["worker.declared_late"] == 0
+    # And the one that starts now serves it
+    await gate.topic("later").aio.trigger("a")
+    async with all_topics:
+        await eventually(lambda: done == ["a"])
+
+
+async def test_a_subscriber_that_is_registered_too_late_is_reported(gate: Gate, namespace: str, caplog: Any) -> None:
+    gate.subscribe(f"{namespace}-first")(print)
+    async with gate.aio.subscribers():
+        gate.subscribe(f"{namespace}-news")(print)
+        gate.topic("t").handler(print)  # no worker runs
+    assert gate.counters["worker.declared_late"] == 1
+    (text,) = [record.getMessage() for record in caplog.records if "declared_late" in record.getMessage()]
+    assert f"{namespace}-news" in text
