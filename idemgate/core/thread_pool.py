@@ -13,8 +13,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from math import ceil
-from time import perf_counter
 from typing import Generic, Protocol, TypeVar
+
+from idemgate.core.clock import perf_counter
 
 __all__ = ["JobQueue", "ThreadPool"]
 

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from idemgate.core.calls import KEY_ERRORS, Batch, PerKeyCall
+from idemgate.core.clock import monotonic
 from idemgate.core.key_text import one_line
 from idemgate.errors import NotDurable, ServerRejected, StoreError
 from idemgate.guard.attempt import ClaimAttempt, build_claim_calls, build_release_calls

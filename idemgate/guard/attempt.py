@@ -9,10 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 from idemgate.core.calls import Call, PerKeyCall
+from idemgate.core.clock import monotonic
 from idemgate.core.codec import Codec
 from idemgate.core.codec.models import has_model, holds_fields, rebuild
 from idemgate.core.codec.storable import describe_unstored

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator
-from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from idemgate.core.calls import Call
+from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import text_of
 from idemgate.errors import ClaimRejected, IdemgateError, InvalidArgument, ResultUnavailable, StoreError

@@ -10,12 +10,12 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, nullcontext
-from time import monotonic
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from idemgate.core.backoff import to_async
 from idemgate.core.calls import Call
+from idemgate.core.clock import monotonic
 from idemgate.core.key_text import one_line
 from idemgate.core.validation import call_blocking, refuse_coroutine
 from idemgate.core.verdict import Verdict, verdict_of

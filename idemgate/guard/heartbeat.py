@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic
 from typing import ClassVar, NamedTuple, Self
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch
+from idemgate.core.clock import monotonic
 from idemgate.guard.attempt import INFINITE, ClaimAttempt
 from idemgate.guard.calls import Renewal, register_retention
 from idemgate.guard.current import Execution, get_current, set_current

@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from threading import Lock
-from time import monotonic
 from typing import NamedTuple
 from weakref import ReferenceType, ref
 
+from idemgate.core.clock import monotonic
 from idemgate.guard.attempt import ClaimAttempt, OnError
 from idemgate.guard.calls import Entry
 

@@ -14,11 +14,10 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from time import monotonic
 from typing import Protocol, runtime_checkable
 
 from idemgate.core import keys
-from idemgate.core.clock import Clock
+from idemgate.core.clock import Clock, monotonic
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.tokens import token
 from idemgate.errors import InvalidArgument, StoreError

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 import redis.exceptions as rx
 
 from idemgate.core.calls import KEY_ERRORS, Batch, Call, Incomplete, PerKeyCall, SlotMoved
+from idemgate.core.clock import monotonic
 from idemgate.errors import StoreError, StoreUnavailable
 from idemgate.store.cluster.aio import AsyncCluster
 from idemgate.store.cluster.topology import key_of

@@ -7,7 +7,6 @@ import threading
 from contextlib import suppress
 from inspect import signature
 from queue import Empty, SimpleQueue
-from time import monotonic
 from typing import Any, cast
 
 import redis
@@ -22,6 +21,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
+from idemgate.core.clock import monotonic
 from idemgate.core.version import VERSION
 from idemgate.errors import NotConfigured
 from idemgate.store.endpoint import Endpoint, verifies_certificate

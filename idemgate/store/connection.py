@@ -15,11 +15,11 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 import redis.exceptions as rx
 
+from idemgate.core.clock import monotonic
 from idemgate.core.forks import fork_counter
 from idemgate.store.clients import find_master
 from idemgate.store.refusals import suggests_failover

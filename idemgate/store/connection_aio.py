@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 from typing import Any
 
 import redis.exceptions as rx
 
+from idemgate.core.clock import monotonic
 from idemgate.store.resp import new_reader
 
 __all__ = ["CLOSE_TIMEOUT", "AsyncConnection", "open_connection", "open_transport"]

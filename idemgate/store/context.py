@@ -7,11 +7,10 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cached_property
-from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
-from idemgate.core.clock import Clock
+from idemgate.core.clock import Clock, monotonic
 from idemgate.core.codec import Codec
 from idemgate.core.counters import Counters
 from idemgate.core.forks import lock_reset_at_fork

@@ -17,12 +17,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from time import monotonic, sleep
+from time import sleep
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
 from idemgate.core.backoff import retry_pause
 from idemgate.core.calls import Batch
+from idemgate.core.clock import monotonic
 from idemgate.core.counters import Counters
 from idemgate.core.forks import fork_counter
 from idemgate.core.key_text import one_line

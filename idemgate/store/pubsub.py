@@ -12,12 +12,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
 from typing import Any, cast
 
 import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
+from idemgate.core.clock import monotonic
 from idemgate.store.clients import async_pool, close_sentinels
 from idemgate.store.connection_aio import CLOSE_TIMEOUT, open_transport
 from idemgate.store.endpoint import Endpoint, pick_node

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from time import monotonic
 from typing import Any
 
 import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
+from idemgate.core.clock import monotonic
 from idemgate.store.clients import async_pool, close_sentinels
 from idemgate.store.connection_aio import AsyncConnection, open_connection
 from idemgate.store.endpoint import Endpoint

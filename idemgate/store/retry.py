@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from time import monotonic
 from typing import Any
 
 import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT, retry_pause
+from idemgate.core.clock import monotonic
 from idemgate.errors import NotDurable, ServerRejected, StoreUnavailable
 from idemgate.store.refusals import describe_rejection, suggest_server
 

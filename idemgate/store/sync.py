@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from time import monotonic
 from typing import Any, TypeVar
 
 import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT, retry_pause
 from idemgate.core.calls import KEY_ERRORS, Batch, Call, Incomplete, PerKeyCall, SlotMoved
+from idemgate.core.clock import monotonic
 from idemgate.core.forks import lock_reset_at_fork
 from idemgate.errors import StoreError
 from idemgate.store.clients import sync_client, sync_pool

@@ -6,8 +6,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from time import monotonic
 from typing import Any, Generic, TypeVar
+
+from idemgate.core.clock import monotonic
 
 __all__ = ["BoundedExecutor"]
 

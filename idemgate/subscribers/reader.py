@@ -9,10 +9,10 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from idemgate.core.backoff import retry_pause
+from idemgate.core.clock import monotonic
 from idemgate.core.failure import last_line
 from idemgate.core.tokens import token
 from idemgate.core.verdict import Verdict

@@ -24,9 +24,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import Literal
 
+from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.validation import check_int
 from idemgate.errors import InvalidArgument, StoreError

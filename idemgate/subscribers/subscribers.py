@@ -7,9 +7,9 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from time import monotonic
 from typing import Protocol, Self
 
+from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.errors import InvalidArgument
 from idemgate.store.context import Context

@@ -36,9 +36,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from time import monotonic
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
+from idemgate.core.clock import monotonic
 from idemgate.gate import Gate
 
 __all__ = ["LEASE", "SCOPE", "ConsumerContract", "ContractConsumer", "Handler", "Transport", "adapt_handler"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import Any
 
+from idemgate.core.clock import monotonic
 from idemgate.core.codec import Codec
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.codec.storable import describe_unstored

@@ -6,11 +6,11 @@ import logging
 from asyncio import gather
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable
-from time import monotonic
 from typing import Any
 
 from idemgate.core.calls import Batch
 from idemgate.core.chunks import split_batches
+from idemgate.core.clock import monotonic
 from idemgate.core.validation import is_async
 from idemgate.errors import NotDurable, StoreError, StoreUnavailable
 from idemgate.store.heartbeat import FunctionRenewal

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
-from time import monotonic
 from typing import Any
 
 from idemgate.core.chunks import BATCH
+from idemgate.core.clock import monotonic
 from idemgate.errors import DecodeError, InvalidArgument, StoreError
 from idemgate.topics.cron import RecurringTrigger
 from idemgate.topics.message import moment

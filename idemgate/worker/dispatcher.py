@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from math import ceil
-from time import monotonic
 from typing import Any
 
+from idemgate.core.clock import monotonic
 from idemgate.core.thread_pool import ThreadPool
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.errors import DownstreamUnavailable

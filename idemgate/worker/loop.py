@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
+from idemgate.core.clock import monotonic
 from idemgate.errors import StoreError
 
 if TYPE_CHECKING:

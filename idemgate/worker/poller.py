@@ -6,10 +6,10 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from math import ceil
-from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from idemgate.core.calls import Call
+from idemgate.core.clock import monotonic
 from idemgate.topics.policy import find_newer
 from idemgate.worker.clock_offset import UNKNOWN, Offset, narrow
 

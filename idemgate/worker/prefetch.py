@@ -5,8 +5,9 @@ Slow handlers get few, fast ones many. The rule itself is pure (`adjust`); `Pref
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import NamedTuple
+
+from idemgate.core.clock import monotonic
 
 __all__ = ["MAX_HOLD", "SLOW", "Prefetch", "PrefetchState", "adjust", "initial_state"]
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from math import ceil
-from time import monotonic
 from typing import Any, Protocol, Self
 
+from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.validation import check_int
 from idemgate.errors import InvalidArgument

@@ -8,9 +8,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import freezegun
 import pytest
 
-from idemgate import AlreadyInProgress, Gate, current
+from idemgate import AlreadyInProgress, Gate, StoreUnavailable, current
+from idemgate.errors import ResultTimeout
 from idemgate.testing import Clock
 from tests.claims import claims_of
 
@@ -322,3 +324,57 @@ async def test_a_message_that_waits_for_the_run_around_it_is_in_progress(gate: G
         verdict = await asyncio.wait_for(asyncio.to_thread(plain.run, "k", call, "m"), 60)
     assert [one.outcome for one in verdict.value] == ["in_progress", "in_progress"]
     await gate.aio.close()
+
+
+@pytest.mark.parametrize("wait", ["once", "claim", "result", "store"])
+@pytest.mark.parametrize("aio", [False, True], ids=["blocking", "awaiting"])
+def test_timeouts_end_in_a_test_that_freezes_the_time(url: str, namespace: str, wait: str, aio: bool) -> None:
+    # Given a key that runs elsewhere, a trigger without a worker, and a store that is away
+    gate = Gate(url, namespace=namespace)
+    gate.claim("x", scope="s")
+    away = Gate("redis://127.0.0.1:1", timeout="0.1s")
+    topic = gate.topic("t", result_retention="1h")
+    receipt = topic.trigger("k")
+
+    def block() -> None:
+        if wait == "once":
+            gate.once(key="{k}", scope="s", on_in_progress="wait", wait="0.1s")(lambda k: k)("x")
+        elif wait == "claim":
+            assert gate.claim("x", scope="s").wait("0.1s") == "in_progress"
+            raise TimeoutError
+        elif wait == "result":
+            topic.result(receipt, timeout="0.1s")
+        else:
+            away.first("k", "1h")
+
+    async def suspend() -> None:
+        if wait == "once":
+
+            @gate.once(key="{k}", scope="s", on_in_progress="wait", wait="0.1s")
+            async def handle(k: str) -> None:
+                pytest.fail("it ran")
+
+            await handle("x")
+        elif wait == "claim":
+            assert await (await gate.aio.claim("x", scope="s")).wait("0.1s") == "in_progress"
+            raise TimeoutError
+        elif wait == "result":
+            await topic.aio.result(receipt, timeout="0.1s")
+        else:
+            await away.aio.first("k", "1h")
+
+    async def wrapped() -> None:
+        try:
+            await suspend()
+        finally:
+            await gate.aio.close()
+            await away.aio.close()
+
+    # Then each wait ends all the same
+    with freezegun.freeze_time("2026-01-01", real_asyncio=True):
+        frozen = time.monotonic()
+        with pytest.raises((AlreadyInProgress, TimeoutError, ResultTimeout, StoreUnavailable)):
+            asyncio.run(wrapped()) if aio else block()
+        assert time.monotonic() == frozen
+    gate.close()
+    away.close()

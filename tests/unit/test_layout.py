@@ -5,6 +5,7 @@ CONTRIBUTING.md has the picture."""
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,6 +153,13 @@ def test_imports_go_down_only(sources: dict[str, str]) -> None:
 
 def test_no_modules_import_each_other(sources: dict[str, str]) -> None:
     assert circles(module_graph(sources)) == []
+
+
+def test_timeouts_use_the_clock_that_test_tools_do_not_freeze(sources: dict[str, str]) -> None:
+    # The commands and the supervisor's process are run by no test that freezes the time.
+    exempt = ("cli/", "core/clock.py", "store/embedded/supervisor.py")
+    frozen = re.compile(r"from time import .*\b(?:monotonic|perf_counter)\b|\btime\.(?:monotonic|perf_counter)\b")
+    assert [path for path, source in sources.items() if not path.startswith(exempt) and frozen.search(source)] == []
 
 
 def test_folders_and_modules_stay_small(sources: dict[str, str]) -> None:

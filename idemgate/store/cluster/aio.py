@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container, Sequence
-from time import monotonic
 from typing import Any
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
+from idemgate.core.clock import monotonic
 from idemgate.store.clients import async_pool
 from idemgate.store.cluster.topology import CLUSTER_SLOTS, Address, Route, RoutedBatch, Topology, node_endpoint
 from idemgate.store.connection_aio import AsyncConnection

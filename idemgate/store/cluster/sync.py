@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container, Sequence
-from time import monotonic
 from typing import Any
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
+from idemgate.core.clock import monotonic
 from idemgate.core.forks import fork_counter
 from idemgate.store.clients import sync_pool
 from idemgate.store.cluster.topology import CLUSTER_SLOTS, Address, Route, RoutedBatch, Topology, node_endpoint

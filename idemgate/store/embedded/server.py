@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, unquote, urlsplit
 
+from idemgate.core.clock import monotonic
 from idemgate.errors import InvalidArgument, NotConfigured, StoreError
 from idemgate.store.embedded import supervisor
 from idemgate.store.embedded.control import (
@@ -268,12 +269,12 @@ def start(directory: str | None = None, *, timeout: float = 10.0) -> Embedded:
     if directory is None:
         return _start_temporary(timeout)
     home = _prepare_directory(directory)
-    give_up_at = time.monotonic() + timeout
+    give_up_at = monotonic() + timeout
     while True:
         server = _attach(home, timeout) or _launch(home, find_server(), timeout, temporary=False)
         if server:
             return server
-        if time.monotonic() > give_up_at:
+        if monotonic() > give_up_at:
             raise StoreError(
                 f"{home} is in use, and its supervisor did not accept a connection within {timeout:g} s: "
                 f"it belongs to another user or another container. Stop that server, or use another directory"

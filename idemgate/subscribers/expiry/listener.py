@@ -7,11 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from itertools import islice
-from time import monotonic
 from typing import Any, Literal, Protocol
 
 from idemgate.core.backoff import retry_pause
 from idemgate.core.calls import Batch
+from idemgate.core.clock import monotonic
 from idemgate.core.keys import raw
 from idemgate.errors import InvalidArgument, ServerRejected, StoreError, StoreUnavailable
 from idemgate.guard.claim import AioClaim
