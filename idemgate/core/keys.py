@@ -304,9 +304,14 @@ def slot(namespace: str, topic: str, number: int, slots: int) -> tuple[bytes, ..
 
 
 def slot_results(namespace: str, topic: str, number: int, slots: int) -> tuple[bytes, ...]:
-    """Return the keys of a slot that hold results of deliveries. The first, ":" and a key is a wake-up channel."""
+    """Return the keys of a slot that hold results of deliveries."""
     tag = f"ig2:{{{namespace}:topic:{topic}:{number}/{slots}}}"
     return tuple(f"{tag}:{part}".encode() for part in RESULT_PARTS)
+
+
+def result_channel(namespace: str, topic: str, key: bytes) -> bytes:
+    """Return the channel that wakes the callers that wait for a result of a key. It does not depend on the slots."""
+    return f"ig2:{{{namespace}:topic:{topic}}}:result:".encode() + key
 
 
 def patterns(namespace: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from idemgate.topics.policy import Policy
 __all__ = ["NONE_RESULT", "ResultWait", "encode_result", "find_result"]
 
 _POLL = 5.0
-"""Seconds after which a waiter reads again without a wake-up: one may be lost, or the slot may have moved."""
+"""Seconds after which a waiter reads again without a wake-up, which may be lost with a connection."""
 NONE_RESULT = b"v" + Codec().encode(None)
 """The result of a handler that returned None."""
 

@@ -13,8 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.strategies import integers, lists, sampled_from
 
 from idemgate import Delivery, Gate, InvalidArgument, Receipt
+from idemgate.core import keys
 from idemgate.errors import DeliveryFailed, NoResult, PolicyChanged, ResultTimeout, UnexpectedData
 from idemgate.testing import Clock
+from idemgate.topics import results
 
 
 async def _take(topic: Any) -> Any:
@@ -216,6 +218,26 @@ async def test_a_result_survives_a_change_of_the_slots_that_comes_before_the_del
         for delivery in deliveries:
             await topic.ack(delivery, result=delivery.payload * 2)
     assert [await topic.result(receipt, 0) for receipt in receipts] == [2 * n for n in range(20)]
+
+
+async def test_a_waiter_is_woken_across_a_change_of_the_slots(
+    face: Any, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a caller that waits for a result, and does not poll
+    monkeypatch.setattr(results, "_POLL", 3600.0)
+    topic = face.topic("t", slots=2, result_retention="1h")
+    receipt = await topic.trigger("k", 1)
+    waiting = asyncio.create_task(topic.result(receipt, "90s"))
+    channel = keys.result_channel(face.gate.namespace, "t", b"k")
+    async with asyncio.timeout(60):
+        while not raw.pubsub_numsub(channel)[0][1]:
+            await asyncio.sleep(0.002)
+        # When the delivery ends after the number of slots was changed
+        await topic.reshard(16)
+        delivery = await _take(topic)
+        await topic.ack(delivery, result="made")
+        # Then the caller is woken
+        assert await waiting == "made"
 
 
 async def test_bad_arguments_write_nothing(face: Any, everything: Any) -> None:

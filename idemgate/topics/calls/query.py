@@ -61,8 +61,8 @@ class QueryCalls(BaseCalls):
         )
 
     def result_channel(self, ticket: Ticket) -> bytes:
-        """Return the channel on which the end of a delivery of this key is published."""
-        return self.result_keys(self.slot_of(ticket.route))[0] + b":" + ticket.key
+        """Return the channel on which the end of a delivery of this key is published, for each number of slots."""
+        return keys.result_channel(self.namespace, self.name, ticket.key)
 
     def time(self) -> Call[int]:
         """Build the call that returns the server's time in ms."""

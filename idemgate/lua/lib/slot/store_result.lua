@@ -48,5 +48,7 @@ local function store_result(K, p, key, m, result, now_ms, floor)
     packed = cmsgpack.pack(stored)
   end
   redis.call("HSET", page, name, packed)
-  redis.pcall("PUBLISH", K.results[0] .. ":" .. key, "")
+  -- without the slot: callers listen to it across a change of the number of slots
+  K.ended = K.ended or string.gsub(K.results[0], ":%d+/%d+}:results0$", "}:result:")
+  redis.pcall("PUBLISH", K.ended .. key, "")
 end
