@@ -68,7 +68,7 @@ class Subscription:
         """Listen to a channel, or to a pattern. Failures of the connection do not raise.
 
         Returns once the server has confirmed, or after 2 s. After that the subscription starts as soon as it can, and
-        `callback` is told of a gap.
+        `callback` receives a gap.
         """
         key = pattern, name
         if key not in self._listeners:
