@@ -179,7 +179,9 @@ class SingleServer:
                 return await connection.send(request)
             return await connection.send_within(request, max(0.0, started + seconds - monotonic()))
         except rx.ResponseError as error:
-            raise self.report_error(connection, error) from error
+            if (explained := self.report_error(connection, error)) is error:
+                raise
+            raise explained from error
 
     async def execute_all(
         self, _keys: Sequence[bytes], requests: Sequence[bytes], seconds: float | None = None

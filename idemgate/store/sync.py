@@ -52,7 +52,9 @@ class SyncLink:
         try:
             return pool.execute(pack(arguments), seconds=seconds)
         except rx.ResponseError as error:
-            raise explain_redirect(error) from error
+            if (explained := explain_redirect(error)) is error:
+                raise
+            raise explained from error
 
     def _execute_durably(self, check: DurabilityCheck, *arguments: Any) -> Any:
         """Execute a command and wait for its durability.

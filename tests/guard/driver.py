@@ -38,6 +38,9 @@ class Renewals:
     def add(self, renewal: Any) -> None:
         self.running.add(renewal)
 
+    def add_optional(self, renewal: Any) -> None:
+        """Ignore what no lease depends on."""
+
     def remove(self, renewal: Any) -> None:
         self.running.discard(renewal)
 
