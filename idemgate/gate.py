@@ -307,7 +307,7 @@ class Gate(GuardMethods, SubscriberMethods):
                 never delivered. Without `window`, `quiet` and `max_size` a message is delivered as soon as
                 possible. Pending triggers still merge.
             edge: "trailing" delivers at the end of the window. "leading" delivers the first trigger at once. It drops
-                and counts the others of the window.
+                and counts the others of the window. A message that is cancelled or dies ends its window.
             merge: how payloads merge: "last", "first", "append", "union", "count", "sum", "min", "max", `append(cap)`
                 or `union(cap)`; or a dict of field -> policy, in which "*" is for all other fields (default: last).
             slots: the number of shards of a new topic, a power of two. `reshard` changes it later. Any current or

@@ -298,6 +298,7 @@ class Model:
         flight = self.flights.pop(key)
         if flight.cancelled:
             self._count("cancelled", flight.message)
+            self._open_door(key)
         elif flight.message.attempts >= self.rules.max_attempts:
             self._bury(key, flight, SILENT)
         else:
@@ -321,6 +322,7 @@ class Model:
             return "dead"
         if flight.cancelled:
             self._count("cancelled", message)
+            self._open_door(key)
             return "cancelled"
         self.counters[{"nack": "nacked", "return": "returned", "defer": "deferred"}[verb]] += 1
         if verb == "nack" and message.attempts >= self.rules.max_attempts:
@@ -367,8 +369,14 @@ class Model:
         both.holds = not waiting.pinned and any(one.holds and one.group == both.group for one in (message, waiting))
         self.pending[key] = both
 
+    def _open_door(self, key: str) -> None:
+        """A message ended, and its work is not done. One behind it has a window of its own."""
+        if key not in self.pending:
+            self.memo.pop(("door", key), None)
+
     def _bury(self, key: str, flight: Flight, reason: str) -> None:
         self._count("buried", flight.message)
+        self._open_door(key)
         number, taken = flight.token, {letter.token for letter in self.dead}
         while number in taken:
             number -= 1
@@ -386,6 +394,7 @@ class Model:
         message, flight = self.pending.pop(key, None), self.flights.get(key)
         if message is not None:
             self._count("cancelled", message)
+            self.memo.pop(("door", key), None)
         if flight is not None:
             flight.cancelled = True
             return "in_flight"

@@ -144,6 +144,57 @@ async def test_a_leading_edge_delivers_the_first_and_drops_the_rest_of_the_windo
     assert (stats["accepted"], stats["dropped"]) == (2, 2)
 
 
+async def _end_undone(topic: Any, clock: Clock, how: str) -> None:
+    """End the message of the key so that its work is not done."""
+    if how == "cancelled":
+        assert await topic.cancel("k") == "cancelled"
+        return
+    (delivery,) = await topic.take(1)
+    if how == "buried":
+        assert await topic.bury(delivery) == "dead"
+    elif how == "out of attempts":
+        assert await topic.nack(delivery) == "dead"
+    elif how == "lapsed":
+        clock.advance("10s")
+        assert await topic.take(1) == []
+    else:
+        assert await topic.cancel("k") == "in_flight"
+        assert (await topic.trigger("k")).status == "dropped"  # it may still be done
+        assert await topic.nack(delivery) == "cancelled"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("how", ["cancelled", "cancelled in flight", "buried", "out of attempts", "lapsed"])
+async def test_a_leading_edge_accepts_the_next_trigger_if_nothing_was_done(
+    face: Any, clock: Clock, how: str, quiet: bool
+) -> None:
+    window: dict[str, Any] = {"quiet": "1h", "max_delay": None} if quiet else {"window": "1h"}
+    topic = face.topic("t", **window, edge="leading", max_attempts=1, lease="10s")
+    # Given a message that was cancelled or died
+    await topic.trigger("k", 1)
+    await _end_undone(topic, clock, how)
+    # When its key is triggered within the window, then nothing has run for it, so the trigger is accepted
+    assert (await topic.trigger("k", 2)).status == "scheduled"
+    assert (await topic.trigger("k", 3)).status == "dropped"
+    (delivery,) = await topic.take(1)
+    await topic.ack(delivery)
+    # And once it is done, the window lasts
+    assert (delivery.payload, (await topic.trigger("k", 4)).status) == (2, "dropped")
+
+
+async def test_a_message_that_dies_does_not_open_the_window_of_the_one_behind_it(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", window="1m", edge="leading")
+    # Given a delivery that takes longer than its window, and the message of the next window behind it
+    await topic.trigger("k", 1)
+    (delivery,) = await topic.take(1)
+    clock.advance("1m")
+    assert (await topic.trigger("k", 2)).status == "scheduled"
+    # When the delivery dies, then the window of the other one lasts
+    assert await topic.bury(delivery) == "dead"
+    assert (await topic.trigger("k", 3)).status == "dropped"
+    assert [one.payload for one in await topic.take(1)] == [2]
+
+
 async def test_a_leading_edge_of_a_quiet_time_lasts_until_it_is_quiet(face: Any, clock: Clock) -> None:
     topic = face.topic("t", quiet="30s", max_delay=None, edge="leading")
     await topic.trigger("k")

@@ -12,6 +12,7 @@
 --- @include "lib/schedule/schedule"
 --- @include "lib/slot/inflight"
 --- @include "lib/slot/counters"
+--- @include "lib/slot/reopen_window"
 --- @include "lib/slot/store_result"
 --- @include "lib/schedule/next_due"
 local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
@@ -35,6 +36,7 @@ if packed then
   local m, before = decode_message(packed), earliest_due(K)
   unschedule(K, key, m)
   redis.call("HDEL", hash, key)
+  reopen_window(K, p, key)
   if not d then
     group_leave(K, m.group, key, p.group_limit)
     publish_hint(K, before, earliest_due(K))

@@ -2,11 +2,15 @@
 --- @include "lib/schedule/schedule"
 --- @include "lib/merge/payloads"
 --- @include "lib/slot/counters"
--- Schedule the next message of a key whose delivery ended (end_delivery), and the next one of its group.
-local function finish_delivery(K, p, key, group)
+--- @include "lib/slot/reopen_window"
+-- Schedule the next message of a key whose delivery ended (end_delivery), and the next one of its group. `failed`: it was
+-- cancelled or died. A message behind it has opened a window of its own.
+local function finish_delivery(K, p, key, group, failed)
   local waiting = redis.call("HGET", K.messages, key)
   if waiting then
     schedule(K, key, decode_message(waiting))
+  elseif failed then
+    reopen_window(K, p, key)
   end
   group_leave(K, group, key, p.group_limit)
 end

@@ -39,13 +39,13 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
       add_count("cancelled", 1)
       add_count("cancelled_triggers", m.count)
       store_result(K, p, key, m, "c", now_ms)
-      finish_delivery(K, p, key, m.group)
+      finish_delivery(K, p, key, m.group, true)
     elseif m.attempts >= p.attempts then
       add_count("buried", 1)
       add_count("buried_triggers", m.count)
       add_dead_letter(K, key, m, LAPSED, tonumber(entry.token), now_ms)
       store_result(K, p, key, m, "d" .. LAPSED, now_ms)
-      finish_delivery(K, p, key, m.group)
+      finish_delivery(K, p, key, m.group, true)
     else
       m.failure = LAPSED
       m.pinned = 0

@@ -35,7 +35,7 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
     store_result(K, p, key, m, "c", now_ms)
     add_count("cancelled", 1)
     add_count("cancelled_triggers", m.count)
-    finish_delivery(K, p, key, m.group)
+    finish_delivery(K, p, key, m.group, true)
     return "cancelled"
   elseif verb == "return" then
     add_count("returned", 1)
@@ -54,7 +54,7 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
     add_count("buried_triggers", m.count)
     add_dead_letter(K, key, m, failure, tonumber(d.token), now_ms)
     store_result(K, p, key, m, "d" .. failure, now_ms)
-    finish_delivery(K, p, key, m.group)
+    finish_delivery(K, p, key, m.group, true)
     return "dead"
   end
   m.failure, m.pinned = failure, 0
