@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from idemgate.core.key_template import KeyCallable, compile_key
+from idemgate.core.scopes import check_unregistered, mark_registered
 from idemgate.core.validation import check_function
 from idemgate.errors import InvalidArgument
 from idemgate.guard.callback import OnFailure, OnVerdict, wrap_callback
@@ -162,6 +163,9 @@ class GuardMethods:
         methods, classmethods and staticmethods, sync and async, but not on generator functions.
         Two round trips for a new key, one for a duplicate.
 
+        Write it below a decorator that registers the function, such as `@topic.handler`, `@gate.subscribe`,
+        `@gate.stream`, `@gate.list` or `@expiry.handler`. Above one it would guard nothing and is refused.
+
         `charge.inspect(order)` returns the record of the key of `charge(order)`, and `charge.forget(order)` deletes it.
         Both are coroutines if `charge` is async. `charge.key(order)` is the key, and `charge.scope` the scope. Methods
         have them too. Write `@once` above `@classmethod`. Type checkers see only a method: pass it to `once_function`
@@ -222,7 +226,8 @@ class GuardMethods:
                 with `at_most_once`, `shadow` or `on_error="store"`. `retry` makes a transaction for each attempt.
 
         Raises:
-            InvalidArgument: an option is invalid. Calls raise it for arguments that give no key.
+            InvalidArgument: an option is invalid, or a decorator below has registered the function. Calls raise it for
+                arguments that give no key.
 
         The guarded function raises its own errors, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable,
         ReplayedFailure, SharedFailure, OutcomeUnknown, AttemptsExhausted and StoreError. LeaseLost means that the
@@ -235,6 +240,7 @@ class GuardMethods:
         def once(func: Any) -> Any:
             if isinstance(func, MergedFunction):
                 return self._drop_copies(cast("MergedFunction[..., Any]", func), key, scope, fingerprint, options)
+            check_unregistered(func, "gate.once")
             return decorate(self.context, checked, func, key, fingerprint, options)
 
         return once if func is None else once(func)
@@ -314,7 +320,10 @@ class GuardMethods:
         def guard(func: Any) -> Any:
             if type(func) in _METHOD_KINDS:
                 return type(func)(guard(func.__func__))
+            check_unregistered(func, "gate.callback")
             guarded = decorate(self.context, checked, func, key, fingerprint, options)
-            return wrap_callback(guarded, self.context.counters, failure, on_verdict)
+            callback = wrap_callback(guarded, self.context.counters, failure, on_verdict)
+            mark_registered(callback, "gate.callback")
+            return callback
 
         return guard

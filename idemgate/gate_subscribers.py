@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from idemgate.core.durations import Duration
+from idemgate.core.scopes import mark_registered
 from idemgate.core.validation import is_async
 from idemgate.errors import InvalidArgument
 from idemgate.store.context import Context
@@ -93,6 +94,7 @@ class SubscriberMethods:
 
             subscriber = Channel(self.context, channel, func, pattern=pattern, concurrency=concurrency, backlog=backlog)
             self._register(subscriber)
+            mark_registered(func, "gate.subscribe")
             return func
 
         return register
@@ -146,6 +148,7 @@ class SubscriberMethods:
                 reclaim=reclaim, max_deliveries=max_deliveries, dead=dead, max_dead_letters=max_dead_letters,
             )  # fmt: skip
             self._register(subscriber)
+            mark_registered(func, "gate.stream")
             return func
 
         return register
@@ -202,6 +205,7 @@ class SubscriberMethods:
                 max_deliveries=max_deliveries, max_dead_letters=max_dead_letters,
             )  # fmt: skip
             self._register(subscriber)
+            mark_registered(func, "gate.list")
             return func
 
         return register

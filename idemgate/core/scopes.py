@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from inspect import isbuiltin
 from pathlib import Path
 from typing import Any, Protocol
 
 from idemgate.errors import InvalidArgument
 
-__all__ = ["DefaultScopes", "qualified_name", "scope_of"]
+__all__ = ["DefaultScopes", "check_unregistered", "mark_registered", "qualified_name", "scope_of"]
 
 log = logging.getLogger("idemgate.once")
 
@@ -163,3 +165,31 @@ class _MethodKey:
                 self._scopes.add_class(self._scope, cls)
                 self._class = cls
         return self._spec.of(instance, args, kwargs)
+
+
+_registered: dict[str, weakref.WeakValueDictionary[int, Any]] = {}
+"""For each decorator that takes a function and returns it unchanged: the objects it took, by identity."""
+
+
+def mark_registered(func: Any, by: str) -> None:
+    """Remember that a decorator took this very object, so that a guard above it would guard nothing.
+
+    By identity, because a guarded function equals the function that it wraps. A builtin never stands below decorators.
+    """
+    if isbuiltin(func):
+        return
+    with contextlib.suppress(TypeError):  # an object without weak references
+        _registered.setdefault(by, weakref.WeakValueDictionary())[id(func)] = func
+
+
+def check_unregistered(func: Any, caller: str) -> None:
+    """Raise InvalidArgument if a decorator below the guard has registered the function, or one that it wraps."""
+    inner = func
+    for _ in range(32):  # an object may invent each attribute
+        for by, objects in _registered.items():
+            if objects.get(id(inner), objects) is inner:
+                problem = f"@{by} below has registered it without this guard"
+                raise InvalidArgument("function", qualified_name(func), problem, f"Write @{caller} below @{by}")
+        inner = getattr(inner, "__func__", getattr(inner, "__wrapped__", None))
+        if inner is None:
+            return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, raw
+from idemgate.core.scopes import mark_registered
 from idemgate.core.validation import MOST
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.calls import Settlement, TopicCalls, nack_items
@@ -92,6 +93,7 @@ class BaseTopic(Generic[Sent, Delivered]):
                 single argument.
         """
         self.definition.set_handler(func)
+        mark_registered(func, "topic.handler")
         return func
 
     def pack_trigger(self, trigger: Trigger) -> bytes:

@@ -162,3 +162,54 @@ def test_a_field_that_the_annotation_may_have_is_accepted(gate: Gate, kind: Any,
 
     func.__annotations__ = {"it": kind}
     gate.once(key=key)(func)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize("kind", range(6), ids=["topic", "stream", "list", "subscribe", "on_expired", "callback"])
+@pytest.mark.parametrize("between", ["nothing", "wraps", "staticmethod", "guard"])
+def test_a_guard_above_a_decorator_that_registers_is_refused(
+    gate: Gate, kind: int, is_async: bool, between: str
+) -> None:
+    register = [*registrations(gate), gate.callback("{message}", scope="callback")][kind]
+
+    def blocking(message: Any) -> None: ...
+    async def awaiting(message: Any) -> None: ...
+
+    func: Any = awaiting if is_async else blocking
+    below = register(gate.once("{message}", scope="below")(func) if between == "guard" else func)
+    if between == "wraps":
+        below = functools.wraps(below)(lambda message: below(message))
+    elif between == "staticmethod":
+        below = staticmethod(below)
+    for name, above in (
+        ("gate.once", gate.once("{message}", scope="above")),
+        ("gate.callback", gate.callback("{message}", scope="above")),
+    ):
+        with pytest.raises(InvalidArgument, match=rf"without this guard\. Write @{name} below @(gate|topic|expiry)\."):
+            above(below)
+
+
+def test_a_guard_above_a_registered_function_without_parentheses_is_refused(gate: Gate) -> None:
+    with pytest.raises(InvalidArgument, match=r"Write @gate\.once below @topic\.handler"):
+
+        @gate.once
+        @gate.topic("t").handler
+        def handle(delivery: Any) -> None: ...
+
+
+def test_a_guard_below_and_a_second_guard_of_the_inner_function_are_accepted(gate: Gate) -> None:
+    def handle(message: Any) -> None: ...
+
+    for register in registrations(gate):
+        register(gate.once("{message}", scope="below")(handle))
+    gate.once("{message}", scope="other")(handle)  # the inner function itself was registered nowhere
+
+    @gate.once("{message}")
+    @gate.merge("{message}", name="merged")
+    def merged(message: Any) -> None: ...  # drops copies of triggers
+
+
+def test_methods_of_a_registered_object_can_be_guarded(gate: Gate) -> None:
+    handlers = Handlers()
+    gate.topic("t").handler(handlers.handle)
+    assert gate.once("{delivery}", scope="direct")(Handlers.handle)

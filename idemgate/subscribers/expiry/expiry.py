@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, is_library_key, raw, text_of
+from idemgate.core.scopes import mark_registered
 from idemgate.core.validation import check_int, is_async
 from idemgate.errors import AlreadyInProgress, InvalidArgument
 from idemgate.guard.attempt import ClaimAttempt
@@ -107,6 +108,7 @@ class Expiry:
         """
         check_callback(func)
         self.topic.handler(self._awaiting(func) if is_async(func) else self._blocking(func))
+        mark_registered(func, "expiry.handler")
         return func
 
     def matches(self, key: bytes) -> bool:

@@ -23,6 +23,7 @@ from idemgate import (
     StoreUnavailable,
 )
 from idemgate.core.key_text import one_line
+from idemgate.core.scopes import check_unregistered
 from idemgate.errors import NotConfigured, ServerRejected
 from idemgate.types import Verdict, check_function, milliseconds, scope_of
 
@@ -155,6 +156,7 @@ def guarded(
     _check_within_hold("pause", pause, hold, "a held message would never be polled")
 
     def decorate(func: F) -> F:
+        check_unregistered(func, "guarded")
         is_async = _is_coroutine_function(func)
         _check_parameters(func, ("message",) if is_async else ("channel", "method", "properties", "body"))
         guard = _ConsumerGuard(gate, func, scope, options, pause_seconds, hold_seconds)

@@ -602,6 +602,14 @@ def test_a_callback_with_other_parameters_is_refused(gate: Gate) -> None:
             guarded(gate)(callback)
 
 
+def test_a_guard_above_a_decorator_that_registers_is_refused(gate: Gate) -> None:
+    with pytest.raises(InvalidArgument, match=r"Write @guarded below @gate\.subscribe"):
+
+        @guarded(gate)
+        @gate.subscribe("c")
+        async def on_message(message: Any) -> None: ...
+
+
 def test_a_generator_is_refused(gate: Gate) -> None:
     def on_message(channel: Any, method: Any, properties: Any, body: bytes) -> Any:
         yield
