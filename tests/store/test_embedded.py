@@ -24,6 +24,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError  # noqa: A004 - not an OSError
 
+from idemgate import Gate
 from idemgate.errors import InvalidArgument, NotConfigured, StoreError
 from idemgate.store.embedded import server as embedded
 from idemgate.store.embedded import supervisor
@@ -422,6 +423,94 @@ def test_a_killed_supervisor_takes_its_server_along(
     if kept:
         with embedded.start(str(tmp_path)) as again:
             assert ask(again.url, "GET", "k") == "v"
+
+
+@one_program
+@pytest.mark.parametrize("name", ["data", "long" * 25], ids=["inside", "sockets elsewhere"])
+def test_a_copied_directory_gets_its_own_server(program: str, name: str, tmp_path: Path) -> None:
+    data, copied = tmp_path / name, tmp_path / f"copied-{name}"
+    with embedded.start(str(data)) as original:
+        ask(original.url, "SET", "k", "original")
+        shutil.copytree(data, copied, ignore=shutil.ignore_patterns("run"))  # an operator's backup of a live directory
+        with embedded.start(str(copied)) as copy:
+            assert copy.pid != original.pid
+            ask(copy.url, "SET", "k", "copy")
+            assert ask(original.url, "GET", "k") == "original"
+        # Its end leaves the sockets of the original
+        with embedded.start(str(data)) as attached:
+            assert attached.pid == original.pid
+    with embedded.start(str(copied)) as copy:
+        assert ask(copy.url, "GET", "k") == "copy"
+
+
+@one_program
+def test_a_directory_that_was_moved_leaves_its_successor_alone(program: str, tmp_path: Path) -> None:
+    data, moved = tmp_path / "data", tmp_path / "moved"
+    former = embedded.start(str(data))
+    ask(former.url, "SET", "k", "former")
+    crashed = former.pid
+    data.rename(moved)
+    with embedded.start(str(data)) as successor:
+        ask(successor.url, "SET", "k", "successor")
+        # The server of the moved directory is not started again in the new one
+        os.kill(crashed, signal.SIGKILL)
+        eventually(gone(crashed))
+        eventually(lambda: f"{data} was moved" in (moved / supervisor.LOG_FILE).read_text() + log_of(data))
+        former.close()
+        assert ask(successor.url, "GET", "k") == "successor"
+        with embedded.start(str(moved)) as again:
+            assert ask(again.url, "GET", "k") == "former"
+            assert ask(successor.url, "GET", "k") == "successor"
+
+
+def log_of(data: Path) -> str:
+    path = data / supervisor.LOG_FILE
+    return path.read_text() if path.exists() else ""
+
+
+@one_program
+def test_the_end_of_a_moved_directory_deletes_no_socket_of_its_successor(program: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    former = embedded.start(str(data))
+    pid, supervisor_pid = former.pid, former.supervisor_pid
+    data.rename(tmp_path / "moved")
+    with embedded.start(str(data)) as successor:
+        former.close()
+        eventually(gone(pid, supervisor_pid))
+        assert ask(successor.url, "SET", "k", "v")
+        with embedded.start(str(data)) as attached:
+            assert attached.pid == successor.pid
+
+
+@one_program
+@pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize("kept", [True, False], ids=["directory", "temporary"])
+async def test_a_gate_goes_on_after_its_supervisor_was_killed(
+    program: str, kept: bool, is_async: bool, tmp_path: Path
+) -> None:
+    url = f"embedded://{tmp_path}/data" if kept else "embedded://"
+    embedded._close_shared()
+    gate = Gate(url, namespace="test", timeout="20s")
+
+    async def first(key: str) -> bool:
+        return await gate.aio.first(key, "1h") if is_async else gate.first(key, "1h")
+
+    try:
+        assert await first("before")
+        server = embedded.shared_server(url)
+        pid = server.pid
+        os.kill(server.supervisor_pid, signal.SIGKILL)
+        eventually(gone(pid))
+        # Then the next calls have an answer, and the data is there
+        assert await first("after")
+        assert not await first("before")
+        again = embedded.shared_server(url)
+        assert again.url == server.url
+    finally:
+        gate.close()
+        await gate.aio.close()
+        embedded._close_shared()
+    assert os.path.exists(again.directory) == kept  # noqa: ASYNC240, PTH110 - the gate is closed
 
 
 @one_program

@@ -44,11 +44,12 @@ class State(TypedDict):
 def run_directory(home: Path) -> Path | None:
     """Return the directory of the sockets that the lock file names, or None.
 
-    A directory of another user is ignored: that user may have created it since.
+    A directory of another user is ignored: that user may have created it since. So is the one of a lock file that was
+    copied or moved from another data directory: the server there has other data.
     """
     try:
-        run = Path(json.loads((home / supervisor.LOCK_FILE).read_bytes())["run"])
-        return run if run.stat().st_uid == os.getuid() else None
+        run = supervisor.published_run(home, json.loads((home / supervisor.LOCK_FILE).read_bytes()))
+        return run if run is not None and run.stat().st_uid == os.getuid() else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -96,16 +97,18 @@ def read_state(conn: socket.socket, timeout: float) -> State:
     return state
 
 
-def log_events(watch: socket.socket, closing: threading.Event, directory: str) -> None:
-    """Log what the supervisor reports, in the process of its client."""
+def log_events(watch: socket.socket, closing: threading.Event, directory: str) -> bool:
+    """Log what the supervisor reports, in the process of its client. Return True if it ended without a report."""
     with watch, contextlib.suppress(OSError), watch.makefile("rb") as lines:
         for line in lines:
             event = json.loads(line)
             log.log(logging.ERROR if event["level"] == "error" else logging.WARNING, "%s", event["text"])
             if event["level"] == "error":
-                return
-    if not closing.is_set():
-        log.error("the supervisor of the embedded server in %s is gone, and the server with it", directory)
+                return False
+    if closing.is_set():
+        return False
+    log.error("the supervisor of the embedded server in %s is gone, and the server with it", directory)
+    return True
 
 
 def shut_down_orphan(home: Path) -> None:

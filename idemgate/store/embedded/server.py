@@ -187,8 +187,8 @@ class Embedded:
         self._watch = connect(self._home, "watch")
         if self._watch:
             watching = threading.Thread(
-                target=log_events,
-                args=(self._watch, self._closing, self.directory),
+                target=_watch_supervisor,
+                args=(self._watch, self._closing, self.directory, self._supervisor),
                 name="idemgate-embedded",
                 daemon=True,
             )
@@ -210,6 +210,22 @@ class Embedded:
     def alive(self) -> bool:
         """Return whether this hold is open and its supervisor runs. The server may be restarting."""
         return self._hold is not None and self.supervisor_pid == self._supervisor
+
+    @property
+    def closed(self) -> bool:
+        """Return whether this hold was closed."""
+        return self._hold is None
+
+    def is_under(self, supervisor_pid: int) -> bool:
+        """Return whether this hold was taken from that supervisor."""
+        return self._supervisor == supervisor_pid
+
+    def abandon(self) -> None:
+        """Close the connections to a dead supervisor, and leave the files to its successor."""
+        self._closing.set()
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.close()
 
     def close(self) -> None:
         """Release this process's hold. A second call does nothing.
@@ -268,10 +284,13 @@ def start(directory: str | None = None, *, timeout: float = 10.0) -> Embedded:
     """
     if directory is None:
         return _start_temporary(timeout)
-    home = _prepare_directory(directory)
+    return _start_in(_prepare_directory(directory), timeout, temporary=False)
+
+
+def _start_in(home: Path, timeout: float, *, temporary: bool) -> Embedded:
     give_up_at = monotonic() + timeout
     while True:
-        server = _attach(home, timeout) or _launch(home, find_server(), timeout, temporary=False)
+        server = _attach(home, timeout, temporary) or _launch(home, find_server(), timeout, temporary=temporary)
         if server:
             return server
         if monotonic() > give_up_at:
@@ -307,10 +326,10 @@ def _prepare_directory(directory: str) -> Path:
     return home
 
 
-def _attach(home: Path, timeout: float) -> Embedded | None:
+def _attach(home: Path, timeout: float, temporary: bool) -> Embedded | None:
     run = run_directory(home)
     hold = run and connect(run, "hold")
-    server = _wait_ready(home, hold, timeout, temporary=False) if hold else None
+    server = _wait_ready(home, hold, timeout, temporary=temporary) if hold else None
     if server:
         _log_use("attached to", server)
     return server
@@ -413,10 +432,30 @@ def shared_server(url: str) -> Embedded:
     with _shared_lock:
         server = _shared.get(name)
         if server is None or not server.alive:
-            if server:
-                server.close()
-            server = _shared[name] = start(name)
+            server = _shared[name] = start(name) if server is None else _start_again(name, server)
         return server
+
+
+def _start_again(name: str | None, server: Embedded) -> Embedded:
+    """Start the server of a dead supervisor again on its data. The gates that use its socket go on."""
+    if server.closed:
+        return start(name)
+    server.abandon()
+    return _start_in(Path(server.directory), 10.0, temporary=server.temporary)
+
+
+def _watch_supervisor(watch: socket.socket, closing: threading.Event, directory: str, pid: int) -> None:
+    """Log what the supervisor reports. If it is killed, start the server of this process again."""
+    if not log_events(watch, closing, directory):
+        return
+    with _shared_lock:
+        for name, server in _shared.items():
+            if server.directory == directory and server.is_under(pid) and not server.closed:
+                try:
+                    _shared[name] = _start_again(name, server)
+                except (InvalidArgument, NotConfigured, StoreError):
+                    log.exception("the embedded server in %s did not start again", directory)
+                return
 
 
 @atexit.register

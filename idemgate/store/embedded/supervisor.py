@@ -41,7 +41,7 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,7 @@ LOCK_FILE = "idemgate.lock"
 LOG_FILE = "server.log"
 CONTROL_SOCKET = "ctl.sock"
 SERVER_SOCKET = "redis.sock"
+RUN = "run"  # the directory of the sockets inside the data directory
 
 SUN_PATH = 103  # bytes of a socket's path: 107 on Linux, 103 on macOS
 RESTARTS = 5  # the most restarts within RESTART_SPAN seconds
@@ -82,6 +83,16 @@ def short_temporary(prefix: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
 
 
+def lock_id(data: Path) -> list[int]:
+    return [(stat := (data / LOCK_FILE).stat()).st_dev, stat.st_ino]
+
+
+def published_run(data: Path, published: dict[str, Any]) -> Path | None:
+    """Return the directory of the sockets that a lock file names. None: it was copied or moved from elsewhere."""
+    run = Path(published["run"])
+    return run if run == data / RUN or (run.name != RUN and published.get("lock") == lock_id(data)) else None
+
+
 def ping(path: Path) -> bytes:
     """Return the first bytes of the reply to PING, or b"" when none arrives within 0.5 s."""
     with socket.socket(socket.AF_UNIX) as conn, contextlib.suppress(OSError):
@@ -98,7 +109,7 @@ def _listen(data: Path) -> tuple[Path, socket.socket]:
     The directory is inside the data directory if its path is short and its file system supports sockets. Else it is a
     temporary one.
     """
-    inside = data / "run"
+    inside = data / RUN
     if fits(inside):
         with contextlib.suppress(OSError):  # some file systems have no sockets
             inside.mkdir(mode=0o700, exist_ok=True)
@@ -147,6 +158,7 @@ class Supervisor:
         self.program = f"{order['binary']} {order['version']}"
         self.previous = _read_lock_file(lock)
         self.home, listener = _listen(self.data)
+        self.home_fd = os.open(self.home, os.O_RDONLY | os.O_CLOEXEC)
         self.log = self.data / LOG_FILE
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
 
@@ -259,6 +271,9 @@ class Supervisor:
         return 0.05 if self.loading else 0.002
 
     def launch(self) -> None:
+        if not self.in_place():
+            self.fail(f"{self.data} was moved or deleted while its server ran; it is not started again at that path")
+            return
         self.responded_at = time.monotonic()
         self.loading = False
         self.server = subprocess.Popen(  # noqa: S603
@@ -273,7 +288,8 @@ class Supervisor:
     def server_command(self) -> list[str]:
         options = {
             "port": "0",
-            "unixsocket": str(self.home / SERVER_SOCKET),
+            # Relative to `dir`, because the server deletes this path at its end. The directory may have moved by then.
+            "unixsocket": f"{RUN}/{SERVER_SOCKET}" if self.home == self.data / RUN else str(self.home / SERVER_SOCKET),
             "unixsocketperm": "700",
             "dir": str(self.data),
             "logfile": str(self.log),
@@ -327,8 +343,7 @@ class Supervisor:
         self.last_exit = f"{name} {reason}"
 
     def fail(self, reason: str) -> None:
-        text = f"{reason}. {LOG_FILE} ends with:\n{self.log_tail()}"
-        self.report("error", text)
+        self.report("error", text := f"{reason}. {LOG_FILE} ends with:\n{self.log_tail()}")
         for conn in self.not_ready_holders:
             self.send_json(conn, {"state": "failed", "text": text})
         self.failed = True
@@ -343,16 +358,11 @@ class Supervisor:
             log.write(f"{os.getpid()}:supervisor {time.strftime('%d %b %Y %H:%M:%S')} {text}\n")
 
     def log_tail(self) -> str:
-        try:
-            appended = self.log.read_bytes()[self.log_start :]
-        except OSError:
-            return "(no log)"
+        appended = self.log.read_bytes()[self.log_start :] if self.log.exists() else b"(no log)"
         return b"\n".join(appended.splitlines()[-12:]).decode(errors="replace") or "(nothing)"
 
     def stop(self) -> None:
-        """Stop the server and delete its files, the files last. A client that waits for end-of-file then finds nothing
-        left.
-        """
+        """Stop the server, then delete its files. A client that waits for end-of-file then finds nothing left."""
         if self.server:
             # The data of a temporary server is deleted next, so kill it: an orderly exit takes 100 ms.
             (self.server.kill if self.order["temporary"] else self.server.terminate)()
@@ -361,39 +371,49 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 self.server.kill()
                 self.server.wait()
-        shutil.rmtree(self.home, ignore_errors=True)
+        if self.in_place():
+            shutil.rmtree(self.home, ignore_errors=True)
+        else:  # another directory may be at that path by now
+            for name in (CONTROL_SOCKET, SERVER_SOCKET):
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=self.home_fd)
         if self.order["temporary"]:
             shutil.rmtree(self.data, ignore_errors=True)
+
+    def in_place(self) -> bool:
+        """Return whether the directory of the sockets is still the one at its path."""
+        with contextlib.suppress(OSError):
+            return os.path.samestat(self.home.stat(), os.fstat(self.home_fd))
+        return False
 
     def publish(self, program: str) -> None:
         """Write the directory of the sockets, and the program that can read the data, into the lock file."""
         os.ftruncate(self.lock, 0)
-        os.pwrite(self.lock, json.dumps({"run": str(self.home), "program": program}).encode(), 0)
+        os.pwrite(
+            self.lock, json.dumps({"run": str(self.home), "program": program, "lock": lock_id(self.data)}).encode(), 0
+        )
 
     def remove_stale_sockets(self) -> None:
         """Remove the sockets of a killed supervisor, if they were outside the data directory."""
-        run = Path(self.previous["run"]) if "run" in self.previous else self.home
-        if run != self.home:
+        run = published_run(self.data, self.previous) if "run" in self.previous else None
+        if run is not None and run != self.home:
             with contextlib.suppress(OSError):
                 for name in (CONTROL_SOCKET, SERVER_SOCKET):
                     (run / name).unlink(missing_ok=True)
                 run.rmdir()
 
 
-def _read_lock_file(lock: int) -> dict[str, str]:
+def _read_lock_file(lock: int) -> dict[str, Any]:
     """Return the text that the previous supervisor wrote into the lock file, or {}."""
-    try:
-        published: dict[str, str] = json.loads(os.pread(lock, 8192, 0))
-    except ValueError:
-        return {}
-    return published
+    with contextlib.suppress(ValueError):
+        return dict(json.loads(os.pread(lock, 8192, 0)))
+    return {}
 
 
 def _receive(conn: socket.socket) -> bytes:
-    try:
+    with contextlib.suppress(OSError):
         return conn.recv(256)
-    except OSError:
-        return b""
+    return b""
 
 
 def _child_signals() -> socket.socket:
