@@ -9,7 +9,7 @@ import msgpack
 
 __all__ = ["pack_message", "unpack_message"]
 
-_EXTENSION = ("attempts", "failure", "version", "priority", "group", "splits", "traces", "rank")
+_EXTENSION = ("attempts", "failure", "version", "priority", "group", "splits", "earlier", "rank")
 _NONE = {"attempts": 0, "splits": 0, "rank": None}
 
 

@@ -89,6 +89,9 @@ class DeadLetters:
     ) -> int:
         """Move dead letters back into the topic: due now, with no attempts.
 
+        A letter joins the pending message of its key as the older one; a time that a caller set stays. A letter with a
+        lower version than a later trigger of its key is deleted, and counted as `outdated` in `Topic.stats`.
+
         Without arguments it moves all of them. One script call moves at most 50 letters, or 128 KiB of them. Each
         letter moves atomically: it is either dead or pending, never both.
 
@@ -104,7 +107,7 @@ class DeadLetters:
             limit: Move only the letters that `list(limit, ...)` returns.
 
         Returns:
-            The number of letters that this call moved.
+            The number of letters that this call moved back, without those it deleted as outdated.
 
         Raises:
             InvalidArgument: An argument is invalid, or ids are combined with properties.
@@ -303,12 +306,12 @@ def _move_all(walk: _Walk, place: _Place, verb: str, _: DeadFilter) -> Plan[int]
     reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, ()))
     if reply is None:
         return 0
-    moved, left = reply.taken, reply.left
+    moved, left = reply.moved, reply.left
     # Only as many as there were at first: a redriven letter may die again meanwhile.
     while left > 0 and reply is not None and reply.taken:
         reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, (), min(left, PAGE)))
         if reply is not None:
-            moved, left = moved + reply.taken, left - reply.taken
+            moved, left = moved + reply.moved, left - reply.taken
     return moved
 
 
@@ -344,7 +347,7 @@ def _move_numbers(walk: _Walk, place: _Place, verb: str, numbers: builtins.list[
         reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, numbers[:PAGE]))
         if reply is None:
             break
-        moved, numbers = moved + reply.taken, numbers[reply.seen :]
+        moved, numbers = moved + reply.moved, numbers[reply.seen :]
     return moved
 
 

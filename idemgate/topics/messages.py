@@ -293,7 +293,7 @@ class Delivery(Generic[P]):
 
     @property
     def failure(self) -> str:
-        """The failure of the previous attempt; empty for a first attempt."""
+        """The failure of the previous attempt; empty if none failed, or if a newer payload replaced what failed."""
         return self._message.failure
 
 

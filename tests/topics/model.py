@@ -27,6 +27,7 @@ class Rules:
     max_size: int | None = None
     leading: bool = False
     merge: Callable[[list[int]], Any] = lambda payloads: payloads[-1]
+    replaces: bool = False  # the newest payload is all there is
     kept: int | None = None  # items an append has room for
     lease: int = 20_000
     max_attempts: int = 3
@@ -52,6 +53,7 @@ class Message:
     priority: int | None = None
     group: str = ""
     attempts: int = 0
+    earlier: int = 0  # attempts that ended before its newest trigger
     pinned: bool = False  # its caller named the time
     failure: str = ""
     holds: bool = False  # a place in its group, though it is not in flight: it came back and will be tried again
@@ -173,16 +175,34 @@ class Model:
     def _put(self, key: str, new: Message, at: int | None) -> tuple[str, int]:
         old = self.pending.get(key)
         message = new if old is None else old.joined(new)
-        receipt = "scheduled" if old is None else "merged"
+        receipt, failed = "scheduled" if old is None else "merged", message.attempts > 0
+        if failed:
+            self._restart(message)
         if at is not None:
             self._pin(message, at)
             receipt = "scheduled" if old is None else "replaced"
-        elif not message.pinned and message.attempts == 0 and message.why != "retry":
+        elif failed and self.rules.replaces and not message.pinned:
+            message.due, message.why = self.now, "now"
+            self._time(message, True)
+            message.due = max(message.due, self.now)
+        elif not (message.pinned or failed or message.earlier or message.why == "retry"):
             self._time(message, old is None)
         if old is not None and (message.group != old.group or message.due > old.due):
             message.holds = False
         self.pending[key] = message
         return receipt, message.due
+
+    def _restart(self, message: Message) -> None:
+        """A trigger joins a message that failed: its attempts start anew. What else is in it still has those before."""
+        if self.rules.replaces:
+            message.failure, message.earlier = "", 0
+        else:
+            message.earlier += message.attempts
+        message.attempts = 0
+
+    def _is_exhausted(self, message: Message) -> bool:
+        most = self.rules.max_attempts
+        return message.attempts >= most or message.attempts + message.earlier >= 2 * most
 
     def _pin(self, message: Message, at: int) -> None:
         """A time named by its caller may be far: no group waits for that."""
@@ -299,13 +319,13 @@ class Model:
         if flight.cancelled:
             self._count("cancelled", flight.message)
             self._open_door(key)
-        elif flight.message.attempts >= self.rules.max_attempts:
+        elif self._is_exhausted(flight.message):
             self._bury(key, flight, SILENT)
         else:
             flight.message.failure = SILENT
             # The second time apart from its neighbours, somewhere within a lease.
             spread = int(sha1(f"{key}{flight.token}".encode()).hexdigest()[:8], 16) % self.rules.lease
-            spread *= flight.message.attempts >= 2
+            spread *= flight.message.attempts + flight.message.earlier >= 2
             self._try_again(key, flight.message, spread)
 
     def settle(self, verb: str, key: str, token: int, delay: int, failure: str) -> str:
@@ -325,7 +345,7 @@ class Model:
             self._open_door(key)
             return "cancelled"
         self.counters[{"nack": "nacked", "return": "returned", "defer": "deferred"}[verb]] += 1
-        if verb == "nack" and message.attempts >= self.rules.max_attempts:
+        if verb == "nack" and self._is_exhausted(message):
             self._bury(key, flight, failure)
             return "dead"
         if verb == "nack":
@@ -360,13 +380,17 @@ class Model:
             self.pending[key] = message
             return
         self.counters["folded"] += 1
-        older, newer = (waiting, message) if waiting.last < message.last else (message, waiting)
-        both = older.joined(newer)
-        # Its retry time stands, unless the other one's was named by its caller.
-        time = waiting if waiting.pinned else message
+        is_newer = (waiting.last, waiting.serial) < (message.last, message.serial)
+        both = waiting.joined(message) if is_newer else message.joined(waiting)
+        replaced = self.rules.replaces and not is_newer and message.attempts > 0
+        if message.attempts and not is_newer:
+            self._restart(message)
+        # Its retry time stands, unless the other one's was named by its caller, or nothing of its payload is left.
+        moved = replaced or waiting.pinned
+        own, time = waiting if replaced else message, waiting if moved else message
         both.due, both.why, both.pinned = time.due, time.why, time.pinned
-        both.attempts, both.failure = message.attempts, message.failure
-        both.holds = not waiting.pinned and any(one.holds and one.group == both.group for one in (message, waiting))
+        both.attempts, both.earlier, both.failure = own.attempts, own.earlier, own.failure
+        both.holds = not moved and any(one.holds and one.group == both.group for one in (message, waiting))
         self.pending[key] = both
 
     def _open_door(self, key: str) -> None:
@@ -434,21 +458,28 @@ class Model:
                 letter.token = number if number <= letter.granted else letter.token
         self.dead.sort(key=lambda letter: (letter.died, letter.token))
 
-    def exhume(self, verb: str, tokens: list[int]) -> tuple[int, int, int]:
-        """(taken out, left, gone through)"""
-        found, tokens = 0, tokens or [letter.token for letter in self.dead]
+    def exhume(self, verb: str, tokens: list[int]) -> tuple[int, int, int, int]:
+        """(taken out, left, gone through, outdated)"""
+        found, outdated, tokens = 0, 0, tokens or [letter.token for letter in self.dead]
         for token in tokens:
             letter = next((letter for letter in self.dead if letter.token == token), None)
             if letter is None:
                 continue
             found += 1
             self.dead.remove(letter)
+            newest = self._recall("version", letter.key)
+            if verb == "redrive" and None not in (newest, letter.message.version) and letter.message.version < newest:
+                self._count("deleted", letter.message)
+                self.counters["outdated"] += 1
+                outdated += 1
+                continue
             self._count("redriven" if verb == "redrive" else "deleted", letter.message)
             if verb == "redrive":
                 message = letter.message
                 message.attempts, message.pinned, message.due, message.why = 0, False, self.now, "redrive"
+                message.earlier = 0
                 self._back(letter.key, message)
-        return found, len(self.dead), len(tokens)
+        return found, len(self.dead), len(tokens), outdated
 
     # -- what is to be seen -------------------------------------------------------------------------------------------
 

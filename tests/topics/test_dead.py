@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -184,6 +184,67 @@ async def test_letters_of_one_key_come_back_in_the_order_of_their_triggers(
     (delivery,) = await topic.take(1)
     assert delivery.payload == {"all": [0, 1, 2, 3], "last": 3}
     assert (delivery.count, (delivery.last_at - delivery.first_at).total_seconds()) == (4, 4)
+
+
+@pytest.mark.parametrize("where", ["done", "in flight", "pending"])
+@pytest.mark.parametrize("by", ["all", "ids", "key", "limit"])
+async def test_a_letter_of_an_older_version_is_not_redriven(
+    face: Any, clock: Clock, conserved: Any, where: str, by: str
+) -> None:
+    topic = face.topic("t", dedup_retention="1h")
+    # Given a dead letter, a newer version of its key, and the letter of another key
+    await topic.trigger("k", "old", version=1)
+    await topic.trigger("other", "other", version=1)
+    await _bury(topic)
+    clock.advance("1s")
+    await topic.trigger("k", "new", version=2)
+    running = await topic.take(1) if where != "pending" else []
+    if where == "done":
+        await topic.ack(running)
+    # When all letters are redriven
+    letters = await topic.dead.list()
+    selection: dict[str, Any] = {
+        "all": {}, "ids": {"ids": [letter.id for letter in letters]}, "key": {"key": "*"}, "limit": {"limit": 2}
+    }[by]  # fmt: skip
+    assert await topic.dead.redrive(**selection) == 1
+    # Then the older version is dropped, as its trigger would be, and counted
+    assert sorted(one.payload for one in await topic.take(10)) == ["new", "other"] if where == "pending" else ["other"]
+    stats = await topic.stats()
+    assert (stats["outdated"], stats["deleted"], stats["deleted_triggers"], stats["redriven"]) == (1, 1, 1, 1)
+    assert stats.dead == 0
+    await conserved(topic, ["k", "other"])
+
+
+@pytest.mark.parametrize("version", [None, 2])
+async def test_a_letter_of_the_newest_version_is_redriven(face: Any, clock: Clock, version: int | None) -> None:
+    topic = face.topic("t", dedup_retention="1h")
+    await topic.trigger("k", "old", version=2)
+    await _bury(topic)
+    # Given a trigger of the same version, or none
+    assert (await topic.trigger("k", "new", version=version)).status == "scheduled"
+    # When the letter is redriven, then it is the older one, also within a millisecond
+    assert await topic.dead.redrive() == 1
+    assert [(one.payload, one.count, one.version) for one in await topic.take(2)] == [("new", 2, 2)]
+    # And once the version is forgotten, that of a letter counts no more
+    await topic.trigger("j", "old", version=1)
+    await _bury(topic)
+    await topic.trigger("j", "new", version=2)
+    await topic.ack(await topic.take(1))
+    clock.advance("1h")
+    assert await topic.dead.redrive() == 1
+
+
+async def test_a_redriven_letter_leaves_the_time_that_a_caller_set(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", merge="append")
+    await topic.trigger("k", "old")
+    await _bury(topic)
+    # Given a pending message whose caller set its time
+    await topic.trigger("k", "new", delay="1h")
+    # When the letter joins it, then that time stands, and workers get no hint of an earlier one
+    assert await topic.dead.redrive() == 1
+    assert (await topic.next_due(), await topic.take(1)) == (clock.now() + timedelta(hours=1), [])
+    clock.advance("1h")
+    assert [one.payload for one in await topic.take(1)] == [["old", "new"]]
 
 
 async def test_old_letters_are_discarded_and_counted(face: Any, clock: Clock, conserved: Any) -> None:

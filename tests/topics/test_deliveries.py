@@ -332,7 +332,7 @@ async def test_the_default_backoff_is_a_jitter_that_grows_to_ten_minutes(face: A
 
 
 async def test_a_nack_may_name_its_delay(face: Any, clock: Clock, at: At) -> None:
-    topic = face.topic("t")
+    topic = face.topic("t", merge="append")
     await topic.trigger("k")
     assert await topic.nack(await _taken(topic), delay="42s") == "ok"
     assert await topic.next_due() == at(42)
@@ -342,6 +342,77 @@ async def test_a_nack_may_name_its_delay(face: Any, clock: Clock, at: At) -> Non
     assert (await _taken(topic)).count == 2
     # Then it has joined nothing without a trigger
     assert (await topic.stats())["folded"] == 0
+
+
+@pytest.mark.parametrize("while_in_flight", [False, True])
+async def test_a_new_payload_replaces_one_that_failed_with_its_own_attempts_and_time(
+    face: Any, clock: Clock, conserved: Any, while_in_flight: bool
+) -> None:
+    topic = face.topic("t", window="5s", backoff="10m", max_attempts=3)
+    # Given a payload that failed twice of three times
+    await topic.trigger("k", "bad")
+    clock.advance("5s")
+    assert await topic.nack(await _taken(topic), reason="cannot parse") == "ok"
+    clock.advance("10m")
+    failing = await _taken(topic)
+    # When a newer one comes, while the other runs or waits for its retry
+    if while_in_flight:
+        await topic.trigger("k", "good")
+    assert await topic.nack(failing, reason="cannot parse") == "ok"
+    if not while_in_flight:
+        receipt = await topic.trigger("k", "good")
+        assert (receipt.status, receipt.due_at) == ("merged", clock.now() + timedelta(seconds=5))
+    # Then it is due by its own window, with all of its attempts
+    clock.advance("5s")
+    for attempt in (1, 2, 3):
+        delivery = await _taken(topic)
+        assert (delivery.payload, delivery.attempt, delivery.count) == ("good", attempt, 2)
+        assert delivery.failure == ("" if attempt == 1 else "busy")
+        assert await topic.nack(delivery, reason="busy", delay=0) == ("dead" if attempt == 3 else "ok")
+    await conserved(topic, ["k"])
+
+
+@pytest.mark.parametrize("end", ["nack", "lapse"])
+async def test_a_poison_item_dies_though_triggers_join_it_again_and_again(
+    face: Any, clock: Clock, conserved: Any, end: str
+) -> None:
+    topic = face.topic("t", merge="append", backoff=0, max_attempts=3, lease="1s")
+    # Given an item that fails in each delivery, and others that join it before each retry
+    await topic.trigger("k", 0)
+    tried: list[int] = []
+    for n in range(1, 20):
+        for delivery in await topic.take(1):
+            if 0 in delivery.payload:
+                tried.append(delivery.attempt)
+                if end == "nack":
+                    await topic.nack(delivery, reason="poison")
+            else:
+                await topic.ack(delivery)
+        await topic.trigger("k", n)
+        clock.advance("1s")
+    # Then each starts the attempts anew, and the message is dead after twice as many as one may have
+    assert tried == [1] * 6
+    (letter,) = await topic.dead.list()
+    assert (letter.payload[0], letter.count) == (0, len(letter.payload))
+    # And what came later is not in it
+    await topic.ack(await topic.take(1))
+    await conserved(topic, ["k"])
+
+
+async def test_a_trigger_that_joins_a_failed_message_starts_its_attempts_anew(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", merge="append", backoff="10s", max_attempts=3)
+    # Given an item that failed twice of three times
+    await topic.trigger("k", "old")
+    for _ in range(2):
+        await topic.nack(await _taken(topic), reason="busy")
+        clock.advance("10s")
+    # When another joins it, then it is delivered at the time of the retry, and may fail three times
+    await topic.trigger("k", "new")
+    for attempt, outcome in ((1, "ok"), (2, "ok"), (3, "dead")):
+        delivery = await _taken(topic)
+        assert (delivery.payload, delivery.attempt, delivery.failure) == (["old", "new"], attempt, "busy")
+        assert await topic.nack(delivery, reason="busy") == outcome
+        clock.advance("10s")
 
 
 async def test_sixteen_retries_and_then_dead(face: Any, clock: Clock, conserved: Any) -> None:

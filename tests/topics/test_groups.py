@@ -403,7 +403,7 @@ def _trigger(key: str, group: str) -> Any:
 
 async def test_a_retry_that_is_triggered_again_keeps_its_group(face: Any) -> None:
     # Given a retry that holds its group, and one behind it
-    topic = face.topic("t", backoff=60)
+    topic = face.topic("t", backoff=60, merge="append")
     await topic.trigger("a", group="g")
     await topic.nack(await topic.take(1))
     await topic.trigger("b", group="g")
@@ -454,7 +454,7 @@ async def test_a_group_is_not_freed_by_putting_off_what_waits_behind_its_deliver
 
 async def test_a_retry_that_becomes_more_important_keeps_its_group(face: Any, clock: Clock) -> None:
     # Given a message between two attempts
-    topic = face.topic("orders", priority=True)
+    topic = face.topic("orders", priority=True, merge="append")
     await topic.trigger("k", group="ann")
     await topic.nack(await topic.take(1), delay="60s")
     await topic.trigger("other", group="ann")

@@ -73,7 +73,14 @@ CASES = {
         {"quiet": 10, "max_delay": 25, "max_size": 4, "merge": append(3)},
         (Rules(quiet=10_000, max_delay=25_000, max_size=4, **firsts(3)),),
     ),
-    "leading window": Case({"window": 10, "edge": "leading", "merge": "last"}, (Rules(window=10_000, leading=True),)),
+    "leading window": Case(
+        {"window": 10, "edge": "leading", "merge": "last"}, (Rules(window=10_000, leading=True, replaces=True),)
+    ),
+    "groups, the last of a quiet time": Case(
+        {"quiet": 5, "max_delay": 8, "max_size": 4, "merge": "last"},
+        (Rules(quiet=5_000, max_delay=8_000, max_size=4, replaces=True),),
+        GROUPS,
+    ),
     "leading quiet": Case(
         {"quiet": 10, "max_delay": None, "edge": "leading", "merge": "first"},
         (Rules(quiet=10_000, leading=True, merge=lambda payloads: payloads[0]),),

@@ -83,7 +83,7 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "a turn takes beside what it has not let go": (
         "turns", "topics/settle_and_take", "group_leave(K, one[1], one[2], p.group_limit)", ""),
     "what is buried is tried again": (
-        "dead letters", "topics/settle", 'if verb == "bury" or m.attempts >= p.attempts then', "if false then"),
+        "dead letters", "topics/settle", 'if verb == "bury" or is_exhausted(p, m) then', "if false then"),
     "what is redriven is at its end": ("dead letters", "topics/take_dead", "m.attempts, m.pinned = 0, 0", ""),
     "what is deleted stays": ("dead letters", "topics/take_dead", 'redis.call("HDEL", K.dead_data, id)', ""),
     "what is deleted is not counted": ("dead letters", "topics/take_dead", "deleted_triggers = triggers", ""),

@@ -49,7 +49,7 @@ def test_times_are_those_of_a_calendar(name: str) -> None:
         _read(**{name: LATEST_MS + 1})
 
 
-@pytest.mark.parametrize("name", ["attempts", "failure", "version", "priority", "group", "splits", "traces", "rank"])
+@pytest.mark.parametrize("name", ["attempts", "failure", "version", "priority", "group", "splits", "earlier", "rank"])
 def test_a_field_of_another_type_is_corrupt(name: str) -> None:
     other: Any = b"text" if name in ("attempts", "splits", "priority") else 7
     with pytest.raises(DecodeError):

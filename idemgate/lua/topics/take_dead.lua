@@ -1,4 +1,5 @@
---- Remove dead letters: redrive them (pending again, attempts reset, due now), or delete them for good.
+--- Remove dead letters: redrive them (pending again, attempts reset, due now), or delete them for good. A letter whose
+--- version is lower than that of a later trigger of its key is deleted in either case.
 --- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
@@ -6,7 +7,7 @@
 --- ARGV[4] "redrive" | "delete"
 --- ARGV[5] maximum number of letters, oldest first, if no id is given
 --- ARGV[6..] ids; a call handles 128 KiB of letters or a single one, and as many bytes of messages to merge with
---- Returns {"ok", now ms, letters removed, letters left, ids handled} {"foreign", now ms, problem}
+--- Returns {"ok", now ms, letters removed, letters left, ids handled, letters deleted as outdated} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
 --- @include "lib/slot/early_reply"
@@ -44,7 +45,15 @@ for i = 1, accepted do
 end
 -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
 redis.call("HDEL", K.meta, "")
-local before, taken, triggers, folded = earliest_due(K), 0, 0, 0
+local before, taken, triggers, folded, outdated, old_triggers = earliest_due(K), 0, 0, 0, 0, 0
+
+-- Return true if a trigger with this version would be dropped (lib/trigger/dedup).
+local function is_outdated(key, version)
+  local expires = version ~= "" and tonumber(redis.call("ZSCORE", K.dedup_expiry, "v" .. key))
+  local held = expires and expires > now_ms and redis.call("HGET", K.dedup, "v" .. key)
+  held = held and tonumber(string.match(held, "^[^ ]+") or "")
+  return held and held > (tonumber(version) or held)
+end
 for i = 1, accepted do
   local id = ids[i]
   local letter = redis.call("HGET", K.dead_data, id)
@@ -54,16 +63,22 @@ for i = 1, accepted do
     redis.call("ZREM", K.dead, id)
     redis.call("HDEL", K.dead_data, id)
     taken, triggers = taken + 1, triggers + m.count
-    if ARGV[4] == "redrive" then
+    if ARGV[4] == "redrive" and is_outdated(letter[1], m.version) then
+      outdated, old_triggers = outdated + 1, old_triggers + m.count
+    elseif ARGV[4] == "redrive" then
       m.attempts, m.pinned = 0, 0
+      m.earlier = ""
       folded = folded + requeue(K, p, letter[1], m, now_ms, reason.redrive)
     end
   end
 end
 if taken > 0 and ARGV[4] == "redrive" then
-  add_counters(K, { redriven = taken, redriven_triggers = triggers, folded = folded })
-  publish_hint(K, before, now_ms)
+  add_counters(K, {
+    redriven = taken - outdated, redriven_triggers = triggers - old_triggers, folded = folded, outdated = outdated,
+    deleted = outdated, deleted_triggers = old_triggers,
+  })
+  publish_hint(K, before, earliest_due(K))
 elseif taken > 0 then
   add_counters(K, { deleted = taken, deleted_triggers = triggers })
 end
-return remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, taken, redis.call("ZCARD", K.dead), accepted })
+return remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, taken, redis.call("ZCARD", K.dead), accepted, outdated })

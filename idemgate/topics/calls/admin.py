@@ -28,13 +28,18 @@ class FlushReply(NamedTuple):
 class DeadTaken(NamedTuple):
     """The result of one `take_dead` call.
 
-    `taken` dead letters were moved and `left` remain in the slot. `seen` of the requested ids were processed; an
-    absent id counts as processed.
+    `taken` dead letters were removed and `left` remain in the slot. `seen` of the requested ids were processed; an
+    absent id counts as processed. `outdated` of those to redrive were deleted.
     """
 
     taken: int
     left: int
     seen: int
+    outdated: int = 0
+
+    @property
+    def moved(self) -> int:
+        return self.taken - self.outdated
 
 
 class AdminCalls(BaseCalls):

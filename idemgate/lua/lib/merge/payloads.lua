@@ -1,3 +1,4 @@
+--- @include "lib/now"
 -- Merge two accumulators of one policy, `a` being the older. Merging is associative, so triggers and requeued
 -- deliveries share it. The exception is the dropped count of a union, which counts an item once per rejected trigger.
 --   last, first   the packed payload
@@ -108,6 +109,17 @@ local function merge_accumulators(spec, a, b)
   end
   a = type(a) == "table" and a or cmsgpack.unpack(a)
   return merge(spec, a, type(b) == "table" and b or cmsgpack.unpack(b))
+end
+
+-- Start the attempts of a message that failed anew: a trigger joins it. With "last" nothing of what failed is left. Else the
+-- earlier attempts still count (is_exhausted).
+local function restart_attempts(spec, m)
+  if spec.op == "last" then
+    m.failure, m.earlier = "", ""
+  else
+    m.earlier = digits((tonumber(m.earlier) or 0) + m.attempts)
+  end
+  m.attempts = 0
 end
 
 -- Merge two messages of the same key, `old` being the older. Due time, attempts and reason stay those of `old`; the

@@ -22,31 +22,48 @@ local function lower_priority(p, m)
   end
 end
 
+-- Return true if a message has no attempt left. What still holds failed payloads has twice as many in all, however often
+-- triggers join it: one of its payloads may fail for ever.
+local function is_exhausted(p, m)
+  return m.attempts >= p.attempts or m.attempts + (tonumber(m.earlier) or 0) >= 2 * p.attempts
+end
+
+-- Merge a message that returns with the pending one of its key. Return the message, and whether its time is that of the
+-- pending one: the caller set it, or nothing of the payload that returns is left. The last triggers decide which is newer: either
+-- may be a redriven dead letter.
+local function fold(p, m, waiting)
+  local newer = waiting.last > m.last or waiting.last == m.last and waiting.serial > m.serial
+  local replaced = newer and p.merge.op == "last" and m.attempts > 0
+  if newer and m.attempts > 0 then
+    restart_attempts(p.merge, m)
+  end
+  local own, moved = replaced and waiting or m, replaced or waiting.pinned == 1
+  local time, kept = moved and waiting or m, { attempts = own.attempts, failure = own.failure, earlier = own.earlier }
+  kept.due, kept.why, kept.pinned = time.due, time.why, time.pinned -- read now: merging writes into one of them
+  m = newer and merge_messages(p.merge, m, waiting) or merge_messages(p.merge, waiting, m)
+  for name, value in pairs(kept) do
+    m[name] = value
+  end
+  return m, moved
+end
+
 -- Return a delivered message, whose delivery ended (end_delivery), to the pending ones, due at `due`. It merges with a
--- pending message of its key, and a time set by the caller wins. The pending one is the newer, unless `m` is a dead
--- letter; then the last triggers decide. Return 1 if there was one, else 0.
+-- pending message of its key (fold). Return 1 if there was one, else 0.
 local function requeue(K, p, key, m, due, why)
   local hash = pending_hash(K, key)
   local waiting = redis.call("HGET", hash, key)
   m.due, m.why = due, why
   if waiting then
     waiting = decode_message(waiting)
-    local pinned = waiting.pinned == 1 -- read now: merging may write into `waiting`
-    local time = pinned and waiting or m
-    local kept = { attempts = m.attempts, failure = m.failure }
-    local groups = { m.group, waiting.group }
+    local groups, moved = { m.group, waiting.group }, nil
     local stood = unschedule(K, key, waiting)
     if stood and stood ~= waiting.due then
       waiting.due, waiting.why = stood, reason.flush
     end
-    kept.due, kept.why, kept.pinned = time.due, time.why, time.pinned
-    m = waiting.last < m.last and merge_messages(p.merge, waiting, m) or merge_messages(p.merge, m, waiting)
-    for name, value in pairs(kept) do
-      m[name] = value
-    end
+    m, moved = fold(p, m, waiting)
     for _, group in ipairs(hash == K.messages and groups or {}) do
-      -- Leave the former group. If the caller set a time, which may be far away, no group waits for it.
-      if group ~= m.group or pinned then
+      -- Leave the former group. If its time is another, which may be far away, no group waits for it.
+      if group ~= m.group or moved then
         group_leave(K, group, key, p.group_limit)
       else
         -- The message may have been the next of its group and is no longer.

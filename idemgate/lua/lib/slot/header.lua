@@ -4,7 +4,8 @@
 --              Flags: 1 the caller set the time, 2 there is an extension. The reason names what made the message due. The
 --              serial numbers its newest trigger within the slot, so two messages of one key differ.
 --   extension  its length (4), then a packed array: attempts that ended, failure of the last one, version, priority, group,
---              partial retries, trace contexts (reserved), rank. "" stands for none. The rank, absent for none, is the text
+--              partial retries, earlier attempts, rank. "" stands for none. The
+--              earlier attempts, as text, ended before its newest trigger (lib/merge/payloads). The rank, absent for none, is the text
 --              by which the message last waited for its group in a topic with priorities.
 --   accumulator  the rest (lib/merge/payloads)
 local HEADER, HEADER_SIZE = ">BBI5I6I6I6I6", 31

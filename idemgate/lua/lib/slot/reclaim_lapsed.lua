@@ -18,7 +18,7 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
   -- within one lease. Otherwise a poison message that kills its worker lapses together with the same neighbours, until
   -- all of them are dead.
   local function retry_time(key, token, m)
-    if m.attempts < 2 then
+    if m.attempts + (tonumber(m.earlier) or 0) < 2 then
       return now_ms
     end
     local drawn = string.sub(redis.sha1hex(key .. token), 1, 8)
@@ -40,7 +40,7 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
       add_count("cancelled_triggers", m.count)
       store_result(K, p, key, m, "c", now_ms)
       finish_delivery(K, p, key, m.group, true)
-    elseif m.attempts >= p.attempts then
+    elseif is_exhausted(p, m) then
       add_count("buried", 1)
       add_count("buried_triggers", m.count)
       add_dead_letter(K, key, m, LAPSED, tonumber(entry.token), now_ms)

@@ -49,7 +49,7 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
   end
   m.attempts = m.attempts + 1
   add_count("nacked", verb == "bury" and 0 or 1)
-  if verb == "bury" or m.attempts >= p.attempts then
+  if verb == "bury" or is_exhausted(p, m) then
     add_count("buried", 1)
     add_count("buried_triggers", m.count)
     add_dead_letter(K, key, m, failure, tonumber(d.token), now_ms)

@@ -73,14 +73,21 @@ local function merge_trigger(call, key, old, options, acc)
   end
   local receipt = "merged"
   new.acc, new.version, new.priority, new.group = acc, options.version, options.priority, options.group
-  local m = merge_messages(p.merge, old, new)
+  local m, failed = merge_messages(p.merge, old, new), old.attempts > 0
+  if failed then
+    restart_attempts(p.merge, m)
+  end
   if score and score ~= m.due then
     m.due, m.why = score, reason.flush
   end
   if options.at then
     receipt = "replaced"
     m.due, m.why, m.pinned = options.at, reason.time, 1
-  elseif m.pinned == 0 and m.attempts == 0 and m.why ~= reason.retry then
+  elseif m.pinned == 0 and failed and p.merge.op == "last" then
+    -- What failed is replaced, so the message is due as a new one is.
+    m.due, m.why = due_by_policy(p, nil, nil, m.first, m.count, call.now_ms)
+    m.due = math.max(m.due, call.now_ms)
+  elseif m.pinned == 0 and not failed and m.earlier == "" and m.why ~= reason.retry then
     -- The policy moves neither a time set by the caller nor a retry's time.
     m.due, m.why = due_by_policy(p, m.due, m.why, m.first, m.count, call.now_ms)
   end

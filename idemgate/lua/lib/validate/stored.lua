@@ -37,7 +37,7 @@ local function is_accumulator(spec, acc)
   return are_numbers(acc, op ~= "min" and op ~= "max" and { 1, 2 } or { 1 })
 end
 local function has_texts(m)
-  return type(m.failure) == "string" and type(m.version) == "string" and type(m.group) == "string" and type(m.traces) == "string"
+  return type(m.failure) == "string" and type(m.version) == "string" and type(m.group) == "string" and type(m.earlier) == "string"
     and type(m.attempts) == "number" and type(m.splits) == "number" and (m.priority == "" or type(m.priority) == "number")
     and (not m.rank or type(m.rank) == "string")
 end
