@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch
@@ -175,8 +175,6 @@ class ScopeRegistration(LeaseRenewal):
 
     __slots__ = ("_context", "_scope")
     optional = True
-    _pending: ClassVar[set[ScopeRegistration]] = set()
-    """The heartbeat thread refers to them weakly."""
 
     def __init__(self, context: Context, scope: str, retention: int) -> None:
         super().__init__(lease=6.0)  # a call without a reply delays other leases by a third of this
@@ -184,7 +182,6 @@ class ScopeRegistration(LeaseRenewal):
         self.due = self.last + REGISTER_AFTER
         self._context = context
         self._scope = (scope, retention)
-        self._pending.add(self)
 
     def renew(self) -> Sequence[Batch[None]]:
         """Build the call."""
@@ -192,11 +189,9 @@ class ScopeRegistration(LeaseRenewal):
 
     def _end(self, _: list[int]) -> None:
         self._context.heartbeat.remove(self)
-        self._pending.discard(self)
 
     def overdue(self) -> None:
-        """Give up: the gate is closed."""
-        self._pending.discard(self)
+        """Ignore it: the gate is closed."""
 
 
 async def wait_for_wakeup(wake: asyncio.Event, seconds: float) -> None:

@@ -112,6 +112,7 @@ class HeartbeatThread:
         # A forked child renews no leases of its parent, and must not wait for a lock held at the fork.
         self._forks = fork_counter.count
         self._renewals: set[ReferenceType[LeaseRenewal]] = set()
+        self._optional: set[LeaseRenewal] = set()
         self._wake = threading.Condition()
         self._sleeps_until = NEVER
         self._shortest_interval = 60.0
@@ -134,16 +135,18 @@ class HeartbeatThread:
                 self._wake.notify()
 
     def add_optional(self, renewal: LeaseRenewal) -> None:
-        """Add a renewal that neither starts the thread nor wakes it."""
+        """Add a renewal of no lease, which neither starts the thread nor wakes it. It stays until `remove`."""
         if self._forks != fork_counter.count:
             self._reset()
-        self._renewals.add(ref(renewal))
+        self._optional.add(renewal)
 
     def remove(self, renewal: LeaseRenewal) -> None:
         """Stop renewing a lease. An unknown one is ignored."""
         if self._forks != fork_counter.count:
             self._reset()
         self._renewals.discard(ref(renewal))
+        if renewal.optional:
+            self._optional.discard(renewal)
 
     def hasten(self, renewal: LeaseRenewal) -> None:
         """Renew a lease that was added at once, without waiting for its interval. Safe to call from any thread."""
@@ -162,6 +165,7 @@ class HeartbeatThread:
             self._sleeps_until = NEVER
             unrenewed = [*self._living()]
             self._renewals.clear()
+            self._optional.clear()
             self._wake.notify()
         for renewal in unrenewed:
             self._mark_overdue(renewal)
@@ -211,6 +215,7 @@ class HeartbeatThread:
                 yield renewal
             else:
                 self._renewals.discard(reference)
+        yield from self._optional.copy()
 
     def _renew_all(self, link: SyncLink, renewals: Sequence[LeaseRenewal]) -> None:
         """Renew leases in one round trip. A renewal without a reply is sent again soon, and delays the others little.

@@ -66,7 +66,7 @@ def of_types(options: Any) -> list[str]:
 for each in of_types(TopicOptions):
     PLACES[f"topic.{each}"] = lambda value, each=each: gate.topic("p", **BESIDE.get(each, {}), **{each: value})
 for each in of_types(GuardOptions):
-    PLACES[f"once.{each}"] = lambda value, each=each: gate.once(key="{k}", **{each: value})(work)
+    PLACES[f"once.{each}"] = lambda value, each=each: gate.once(key="{k}", scope="w", **{each: value})(lambda k: k)
 for each in of_types(ClaimOptions):
     PLACES[f"claim.{each}"] = lambda value, each=each: gate.claim("k", **{each: value})
 

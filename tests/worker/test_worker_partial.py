@@ -20,11 +20,11 @@ def _raises(failed: PartialFailure) -> None:
 
 
 def _handler(end: Callable[[PartialFailure], Any], awaiting: bool, seen: list[Any], bad: Callable[[Any], bool]) -> Any:
-    """A handler that notes its payloads, and says that the bad items of a first attempt failed."""
+    """A handler that notes its payloads, and says that the bad items of the first delivery failed."""
 
     def blocking(delivery: Any) -> Any:
         seen.append(delivery.payload)
-        if delivery.attempt == 1:
+        if len(seen) == 1:
             return end(PartialFailure([item for item in delivery.payload if bad(item)], "odd ones"))
         return None
 

@@ -473,5 +473,5 @@ def test_a_body_of_flask_that_was_read_as_a_stream_before_the_guard_is_an_error(
     def pay() -> Any:
         raise AssertionError("without its body")
 
-    with pytest.raises(RuntimeError, match="the body of POST /pay was read before the guard"):
+    with pytest.raises(RuntimeError, match="the body of POST '/pay' was read before the guard"):
         app.test_client().post("/pay", data=b"5", headers={"Idempotency-Key": "k"})
