@@ -75,6 +75,7 @@ class TopicConsumer:
     Attributes:
         in_flight: The deliveries between take and settlement.
         held: Number of deliveries that wait or run.
+        requested: Number of deliveries that calls under way may bring.
         last_fetch: Number of the worker's fetch that brought the topic's newest deliveries.
         misfired: Taken occurrences of recurring triggers that must not run.
     """
@@ -85,7 +86,7 @@ class TopicConsumer:
         self.in_flight: set[InFlight] = set()
         self.misfired: set[InFlight] = set()
         self._occurrences = Occurrences(poller)
-        self.held = self.last_fetch = 0
+        self.held = self.requested = self.last_fetch = 0
         self._renewal: FunctionRenewal | None = None
         handler = self.topic.definition.handler
         assert handler is not None, "the worker selects topics with a handler only"
@@ -120,8 +121,9 @@ class TopicConsumer:
 
     def room(self, free: int) -> int:
         """Return how many of `free` places this topic may use: all, or what its limit and its downstream leave."""
-        free = self.downstream.room(free, len(self.in_flight))
-        return free if self.limiter is None else min(free, self.limiter.limit - len(self.in_flight))
+        used = len(self.in_flight) + self.requested
+        free = self.downstream.room(free, used)
+        return free if self.limiter is None else min(free, self.limiter.limit - used)
 
     def on_handler_start(self, delivery: Delivery[Any]) -> None:
         """Report the start of a handler to the limiter."""

@@ -330,11 +330,13 @@ class Worker:
         """Take at most `room` deliveries and queue them for the dispatcher."""
         dispatcher, starving = self._dispatcher, consumer.held == 0
         dispatcher.requested += room  # all topics share the room
+        consumer.requested += room
         dispatcher.fetching += starving
         try:
             dispatcher.add(consumer, await consumer.take(room))
         finally:
             dispatcher.requested -= room
+            consumer.requested -= room
             dispatcher.fetching -= starving
             dispatcher.freed.set()
             self._release_slots()
@@ -372,6 +374,7 @@ class Worker:
         for consumer, finished in by_consumer.items():
             room = 0 if self._stop_event.is_set() else max(0, self._share(consumer))
             self._dispatcher.requested += room
+            consumer.requested += room
             task = asyncio.create_task(self._settle_and_fetch(consumer, finished, room))
             self._settlements.add(task)
             task.add_done_callback(lambda _: self._dispatcher.to_settle.set())
@@ -381,6 +384,9 @@ class Worker:
             self._dispatcher.add(consumer, await consumer.settle(finished, room))
         finally:
             self._dispatcher.requested -= room
+            consumer.requested -= room
+            if consumer.limiter is not None or consumer.downstream.failures:
+                consumer.wake.set()  # the loop may wait for what was requested in vain
         if self._stop_event.is_set():
             self._dispatcher.return_unstarted()
         self._release_slots()
