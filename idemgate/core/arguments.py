@@ -33,7 +33,7 @@ def _unwrap(func: Callable[..., object]) -> Callable[..., object]:
 class Arguments:
     """The parameters of `func`. Raises ValueError or TypeError for some builtins, as `inspect.signature` does."""
 
-    __slots__ = ("_finds", "_of_method", "_rest", "hints", "names")
+    __slots__ = ("_finds", "_rest", "hints", "names", "of_method")
 
     def __init__(self, func: Callable[..., object]) -> None:
         func = _unwrap(func)
@@ -43,7 +43,7 @@ class Arguments:
         self.names = tuple(parameter.name for parameter in parameters)
         self._finds = {p.name: _find(at, p, named) for at, p in enumerate(parameters)}
         self._rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        self._of_method = _takes_self(func, self.names)
+        self.of_method = _takes_self(func, self.names)
 
     def find(self, name: str) -> Find | None:
         """Return a function that finds the argument `name` of a call; None if there is no such parameter.
@@ -55,7 +55,7 @@ class Arguments:
 
     def all(self, instance: object, args: Args, kwargs: Kwargs) -> dict[str, Any]:
         """Return all arguments by name with their defaults, without the instance or class of a method."""
-        skip = instance is not None or self._of_method
+        skip = instance is not None or self.of_method
         return {name: self._finds[name](instance, args, kwargs) for name in self.names[skip:]}
 
 

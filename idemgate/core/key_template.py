@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import Parameter, Signature, isabstract, iscoroutinefunction, ismethod, signature
 from string import Formatter
-from types import UnionType
+from types import ModuleType, UnionType
 from typing import Any, Generic, Protocol, TypeVar, cast, get_origin, overload
 
 from idemgate.core.arguments import Args, Arguments, Find, Kwargs
@@ -77,7 +77,8 @@ def compile_key(spec: str | Callable[..., object] | None, func: Callable[..., ob
 
     Args:
         spec: a template, a callable with the function's parameters (`self` first), or None. None uses a hash of all
-            arguments with defaults, without `self` or `cls`; they must be of types that the codec supports.
+            arguments with defaults, without `cls`; they must be of types that the codec supports. A method has an
+            object that this hash cannot hold, so it needs a key.
         func: the decorated function.
 
     Raises:
@@ -86,7 +87,10 @@ def compile_key(spec: str | Callable[..., object] | None, func: Callable[..., ob
     if callable(spec):
         return _bound(_Called(_check_callable(spec, "key", func)), func)
     if spec is None:
-        return _bound(_AllArguments(_arguments(func, "key", spec)), func)
+        arguments = _arguments(func, "key", spec)
+        if arguments.of_method and arguments.names[0] == "self":
+            raise _without_object(func)
+        return _bound(_AllArguments(arguments, func), func)
     if not isinstance(spec, str):
         raise InvalidArgument("key", spec, "is neither a template nor a callable", _LIKE)
     return _bound(_template(spec, _arguments(func, "key", spec)), func)
@@ -206,17 +210,27 @@ class _Called:
 
 
 class _AllArguments:
-    __slots__ = ("_arguments",)
+    __slots__ = ("_arguments", "_func")
 
-    def __init__(self, arguments: Arguments) -> None:
+    def __init__(self, arguments: Arguments, func: Callable[..., object]) -> None:
         self._arguments = arguments
+        self._func = func
 
     def of(self, instance: object, args: Args, kwargs: Kwargs) -> str:
+        if instance is not None and not isinstance(instance, type | ModuleType):  # that of a classmethod is a class
+            raise _without_object(self._func)
         try:
             return digest(self._arguments.all(instance, args, kwargs), name="arguments").hex()
         except InvalidArgument as error:
             fix = 'Name what identifies the work, as in key="{event[id]}": without key= every argument counts'
             raise InvalidArgument(error.name, error.value, error.problem, fix) from None
+
+
+def _without_object(func: Callable[..., object]) -> InvalidArgument:
+    name = getattr(func, "__qualname__", repr(func))
+    problem = f"{name} is a method, and the arguments alone do not tell its objects apart"
+    fix = 'Name what identifies the object and the work, as in key="{self.id}:{amount}"'
+    return InvalidArgument("key", None, problem, fix)
 
 
 class _Fingerprint:

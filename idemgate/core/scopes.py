@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from idemgate.errors import InvalidArgument
 
-__all__ = ["DefaultScopes", "check_unregistered", "mark_registered", "qualified_name", "scope_of"]
+__all__ = ["DefaultScopes", "check_unregistered", "mark_registered", "module_of", "qualified_name", "scope_of"]
 
 log = logging.getLogger("idemgate.once")
 
@@ -30,7 +30,7 @@ def qualified_name(func: Any) -> str:
     while isinstance(func, functools.partial):
         func = func.func
     owner: Any = func if hasattr(func, "__qualname__") else func.__class__
-    return f"{_module_name(owner) or owner.__module__}.{_plain(owner.__qualname__)}"
+    return f"{module_of(owner) or owner.__module__}.{_plain(owner.__qualname__)}"
 
 
 def scope_of(func: Any, name: str = "scope") -> str:
@@ -54,7 +54,7 @@ def scope_of(func: Any, name: str = "scope") -> str:
         raise InvalidArgument(name, qualified_name(func), f"{kind} has no unique name", fix)
     if "<lambda>" in qualname:
         raise InvalidArgument(name, qualified_name(func), "a lambda has no unique name", fix)
-    module = _module_name(func)
+    module = module_of(func)
     if not module:
         problem = "the function is defined in an interactive session or without a file, as in every such program"
         raise InvalidArgument(name, qualified_name(func), problem, fix)
@@ -65,7 +65,7 @@ def _plain(qualname: str) -> str:
     return qualname.replace("<locals>.", "").replace("<lambda>", "lambda")
 
 
-def _module_name(func: Any) -> str:
+def module_of(func: Any) -> str:
     """Return the name by which the module of `func` can be imported, or "" if a program has no such name."""
     module = getattr(func, "__module__", None) or ""
     if module not in _MAIN:

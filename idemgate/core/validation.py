@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import CoroutineType
-from typing import Any, TypeVar, cast, get_type_hints
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from types import CoroutineType, NoneType
+from typing import Any, TypeVar, get_type_hints
 
 from idemgate.errors import InvalidArgument
 
 __all__ = [
+    "ENDED",
     "MOST",
+    "call_async",
     "call_blocking",
     "check_blocking",
     "check_function",
@@ -19,7 +23,7 @@ __all__ = [
     "check_iterable",
     "check_parameters",
     "is_async",
-    "refuse_coroutine",
+    "refuse_unfinished",
     "type_hints",
 ]
 
@@ -29,6 +33,8 @@ _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _CONTEXTLIB = vars(contextlib)
 
 
+ENDED: frozenset[Any] = frozenset({NoneType, bool, int, float, str, bytes, list, tuple, dict})
+"""The types of most results. None of them stands for work that has not ended."""
 MOST = 2**53 - 1
 """The largest whole number that Lua holds exactly. Options beyond it would be rounded, or overflow."""
 
@@ -144,19 +150,61 @@ def type_hints(func: Any) -> dict[str, Any]:
 
 
 def call_blocking(work: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
-    """Call the work and return its result.
-
-    Raise InvalidArgument for a coroutine: none of it has run, so the key must not become done.
-    """
+    """Call the work and return its result. Raise InvalidArgument if the work has not ended; see `refuse_unfinished`."""
     result = work(*args, **kwargs)
-    if result.__class__ is CoroutineType:
-        refuse_coroutine(result)
+    if result.__class__ not in ENDED:
+        refuse_unfinished(result)
     return result
 
 
-def refuse_coroutine(result: object) -> None:
-    """Close the coroutine that a blocking call returned, and raise InvalidArgument."""
-    coroutine = cast("CoroutineType[Any, Any, Any]", result)
-    coroutine.close()
-    fix = "Decorate or pass the coroutine function itself, or write `async def`"
-    raise InvalidArgument("function", coroutine.__qualname__, "a plain function returned its coroutine", fix)
+async def call_async(work: Callable[..., Awaitable[R]], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+    """Await the work and return its result. Raise InvalidArgument if it stands for work that has not ended."""
+    result = await work(*args, **kwargs)
+    if result.__class__ not in ENDED:
+        refuse_unfinished(result)
+    return result
+
+
+def refuse_unfinished(result: object) -> None:
+    """Check that the work has ended which returned this result.
+
+    A coroutine, a Future, a Task and a generator stand for work that has not ended, so the key must not become done.
+    They are closed or cancelled, because the key is free afterwards. A database cursor may also be iterated, but its
+    statement has run, so it passes. So does an AsyncResult of Celery: the work was to send the task.
+
+    Raises:
+        InvalidArgument: the work has not ended.
+    """
+    kind: Any = type(result)
+    if not _is_unfinished(kind):
+        return
+    shown = getattr(result, "__qualname__", kind.__qualname__)
+    if issubclass(kind, CoroutineType):
+        problem, fix = "a plain function returned its coroutine", "Decorate or pass the coroutine function itself, or"
+        fix += " write `async def`"
+    else:
+        problem = f"the function returned a {kind.__qualname__}, whose work has not ended"
+        fix = "Wait for it and return its result"
+    _stop(result)
+    raise InvalidArgument("function", shown, problem, fix)
+
+
+def _is_unfinished(kind: Any) -> bool:
+    if issubclass(kind, (Generator, AsyncGenerator, Future)) or hasattr(kind, "__await__"):
+        return True
+    return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")  # map, filter, zip, starmap
+
+
+def _stop(result: Any) -> None:
+    """Close a coroutine or a generator, and cancel a future. Work that runs in a thread cannot be stopped."""
+    with contextlib.suppress(RuntimeError):  # its loop is closed, or it runs now
+        if isinstance(result, CoroutineType | Generator):
+            result.close()
+        elif isinstance(result, Future):
+            result.cancel()
+        elif not asyncio.isfuture(result):
+            return
+        elif asyncio._get_running_loop() is (loop := result.get_loop()):
+            result.cancel()
+        else:
+            loop.call_soon_threadsafe(result.cancel)

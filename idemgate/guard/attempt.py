@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 from idemgate.core.calls import Call, PerKeyCall
 from idemgate.core.clock import monotonic
 from idemgate.core.codec import Codec
-from idemgate.core.codec.models import has_model, holds_fields, rebuild
+from idemgate.core.codec.restoring import restore
+from idemgate.core.codec.state import holds_fields
 from idemgate.core.codec.storable import describe_unstored
 from idemgate.core.failure import message_of
 from idemgate.core.keys import Key, record, text_of
@@ -57,7 +58,7 @@ ErrorPolicy = OnError | Callable[[BaseException], OnError]
 
 @dataclass(frozen=True, slots=True)
 class OnceOptions:
-    """The validated options of one decorator. Durations are in ms. `max_run` is 0 for no limit."""
+    """The validated options of one decorator: ms, `max_run` 0 for no limit, `returns` if it may lead to a model."""
 
     scope: str
     retention: int
@@ -296,9 +297,8 @@ class ClaimAttempt:
         if entry.kind != b"v":
             return self._answer_without_value(entry)
         try:
-            value = options.codec.decode(entry.result)
-            if options.returns is not None and options.returns is not type(value):
-                value = rebuild(value, options.returns)
+            stored, read, returns = entry.result, options.codec, options.returns
+            value = read.decode(stored) if returns is None else restore(read.decode_stored(stored), returns)
         except (DecodeError, InvalidArgument, TypeError, ValueError) as error:
             why = f"it cannot be decoded: {error}"
             return DuplicateResult(error=ResultUnavailable(text_of(self.key), why, options.scope))
@@ -364,7 +364,7 @@ class ClaimAttempt:
             self.result = b"v", self.options.codec.encode(result, "result")
             kind = type(result)
             if kind not in _PLAIN_TYPES and kind.__module__ != "builtins" and holds_fields(kind):
-                self.loses_model = not has_model(self.options.returns)
+                self.loses_model = self.options.returns is None
             if failure is not None:
                 self.interruption = failure.__cause__ or failure
         except Exception as error:  # noqa: BLE001 - the effect has happened, so the key must become done

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 from idemgate.core.key_template import FingerprintSpec, KeySpec
 from idemgate.core.keys import Key, record
 from idemgate.core.scopes import qualified_name
-from idemgate.core.validation import is_async
+from idemgate.core.validation import ENDED, call_async, is_async, refuse_unfinished
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult
@@ -238,6 +238,8 @@ def build_judge(func: Callable[..., Any]) -> Callable[..., Verdict[Any]]:
     def call(*message: object) -> Verdict[Any]:
         try:
             value = func(*message)
+            if value.__class__ not in ENDED and not hasattr(value, "__await__"):  # a subscriber awaits it
+                refuse_unfinished(value)
         except Exception as error:  # noqa: BLE001 - the verdict has it
             return verdict_of(error)._replace(ran=True)
         return HANDLED if value is None else Verdict("handled", value, ran=True)
@@ -256,7 +258,7 @@ def build_judge_async(func: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
 
     async def call(*message: object) -> Verdict[Any]:
         try:
-            value = await func(*message)
+            value = await call_async(func, message, {})
         except Exception as error:  # noqa: BLE001 - the verdict has it
             return verdict_of(error)._replace(ran=True)
         return HANDLED if value is None else Verdict("handled", value, ran=True)

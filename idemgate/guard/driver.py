@@ -10,14 +10,13 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, nullcontext
-from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from idemgate.core.backoff import to_async
 from idemgate.core.calls import Call
 from idemgate.core.clock import monotonic
 from idemgate.core.key_text import one_line
-from idemgate.core.validation import call_blocking, refuse_coroutine
+from idemgate.core.validation import ENDED, call_async, call_blocking, refuse_unfinished
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.errors import (
     DecodeError,
@@ -104,7 +103,7 @@ class Driver:
         if (verdict := self._judge_without_key(error)) is not None:
             return verdict
         try:
-            return judge_unguarded(await wrapped(*args, **kwargs))
+            return judge_unguarded(await call_async(wrapped, args, kwargs))
         except Exception as failure:  # noqa: BLE001 - the verdict has it
             return judge_unguarded(None, failure)
 
@@ -145,8 +144,8 @@ class Driver:
         with self.start_heartbeat(attempt) as heartbeat:
             try:
                 result = work(*args, **kwargs)
-                if result.__class__ is CoroutineType:  # inlined `call_blocking`
-                    refuse_coroutine(result)
+                if result.__class__ not in ENDED:  # inlined `call_blocking`
+                    refuse_unfinished(result)
             except BaseException as error:
                 heartbeat.end_work()
                 failed = self.build_failure(attempt, error)
@@ -226,7 +225,7 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - the verdict has it
             return judge(attempt, None, error)
 
-    async def execute_async(
+    async def execute_async(  # noqa: C901 - as `execute`; each coroutine less counts
         self,
         attempt: ClaimAttempt,
         wrapped: Callable[..., Awaitable[R]],
@@ -244,13 +243,15 @@ class Driver:
         attempt.ran = True
         if duplicate is not None or not guarded or self.options.at_most_once:
             with self.hold_without_lease(attempt, guarded or duplicate is not None) as local:
-                result = await work(*args, **kwargs)
+                result = await call_async(work, args, kwargs)
                 if local:
                     attempt.encode_result(result)
             return result
         with self.start_heartbeat(attempt) as heartbeat:
             try:
                 result = await work(*args, **kwargs)
+                if result.__class__ not in ENDED:
+                    refuse_unfinished(result)
             except BaseException as error:
                 heartbeat.end_work()
                 failed = self.build_failure(attempt, error)

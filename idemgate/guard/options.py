@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, cast, get_args
 
 from idemgate.core.codec import Codec, digest
+from idemgate.core.codec.annotations import has_model
 from idemgate.core.codec.storable import find_unstorable
 from idemgate.core.durations import Duration, lease_milliseconds, milliseconds
 from idemgate.core.key_template import compile_fingerprint, compile_key
@@ -284,7 +285,7 @@ def decorate(
     scope, returns = checked_options.scope or scope_of(inner), type_hints(inner).get("return")
     _check_storable(checked_options, returns, inner)
     spec, fingerprint_spec = compile_key(key, inner), compile_fingerprint(fingerprint, inner)
-    named_options = dataclasses.replace(checked_options, scope=scope, returns=returns)
+    named_options = dataclasses.replace(checked_options, scope=scope, returns=returns if has_model(returns) else None)
     driver = build_driver(context, named_options, options)
     if not checked_options.scope:  # last: a refused decoration has no scope
         spec = context.default_scopes.add(scope, inner, spec)

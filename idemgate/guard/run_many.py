@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from idemgate.core.backoff import to_async
 from idemgate.core.calls import PerKeyCall
 from idemgate.core.keys import Key
-from idemgate.core.validation import call_blocking, check_int, check_iterable
+from idemgate.core.validation import call_async, call_blocking, check_int, check_iterable
 from idemgate.core.verdict import Verdict
 from idemgate.errors import IdemgateError, InvalidArgument, LeaseLost, StoreError
 from idemgate.guard.acquire import (
@@ -249,7 +249,7 @@ async def run_many_async(
                 return
             try:
                 with batch.running(one):
-                    batch.results[one.position] = await work(one.message), None
+                    batch.results[one.position] = await call_async(work, (one.message,), {}), None
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():

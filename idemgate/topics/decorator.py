@@ -225,7 +225,7 @@ def _build_handler(
     empty: dict[str, Any] = {name: [] for name in signature.parameters if merge.fields and merge.of(name).has_items}
 
     def bind(delivery: Delivery[Any]) -> inspect.BoundArguments:
-        arguments = {name: rebuild(value, hints.get(name)) for name, value in (empty | delivery.payload).items()}
+        arguments = {name: rebuild(value, hints.get(name)) for name, value in (empty | delivery.stored_payload).items()}
         return inspect.BoundArguments(signature, arguments)
 
     def call(delivery: Delivery[Any]) -> Any:

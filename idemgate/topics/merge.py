@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, cast
 
 import msgpack
@@ -73,20 +73,20 @@ class Merge:
             )
         return unit
 
-    def lower(self, acc: Any, codec: Codec) -> Any:
+    def lower(self, acc: Any, decode: Callable[[bytes], Any]) -> Any:
         """Convert an accumulator (as unpacked from a message, strings as bytes) to a payload."""
         op = self.spec["op"]
         if op in ("last", "first"):
-            return codec.decode(acc)
+            return decode(acc)
         if op == "count":
             return acc[0]
         if op == "sum":
             return float(acc[0]) if acc[1] else acc[0]
         if op in ("min", "max"):
-            return codec.decode(acc[1])
+            return decode(acc[1])
         if self.has_items:
-            return [codec.decode(item) for item in self.items(acc)]
-        return {name: self.of(name).lower(part, codec) for name, part in self.parts(acc).items()}
+            return [decode(item) for item in self.items(acc)]
+        return {name: self.of(name).lower(part, decode) for name, part in self.parts(acc).items()}
 
     def largest_value(self, acc: Any) -> int:
         """Return the bytes of the largest value that `lower` decodes."""

@@ -134,7 +134,13 @@ class Message:
     def payload(self) -> Any:
         """The merged payload. Raises DecodeError if another codec wrote it."""
         with wrap_decode_errors("a payload"):
-            return self._merge.lower(self._accumulator, self._codec)
+            return self._merge.lower(self._accumulator, self._codec.decode)
+
+    @property
+    def stored_payload(self) -> Any:
+        """The merged payload with its models as StoredModel. Raises DecodeError if another codec wrote it."""
+        with wrap_decode_errors("a payload"):
+            return self._merge.lower(self._accumulator, self._codec.decode_stored)
 
     def replace_accumulator(self, packed: bytes) -> None:
         """Give the message the payload of another trigger, unless it was merged or only some items are retried."""

@@ -80,7 +80,7 @@ def encode_trigger(trigger: Trigger, codec: Codec, now: float) -> bytes:
 
 def decode_trigger(packed: bytes, codec: Codec) -> Trigger:
     """Decode a trigger. Raises DecodeError."""
-    fields = codec.decode(packed)
+    fields = codec.decode_stored(packed)
     with wrap_decode_errors("a packed trigger"):
         return Trigger(**{name: fields[name] for name in _TRIGGER_FIELDS})
 
@@ -218,6 +218,11 @@ class Delivery(Generic[P]):
         if self._payload is None:
             self._payload = cast(P, self._message.payload)
         return self._payload
+
+    @property
+    def stored_payload(self) -> Any:
+        """The merged payload with its models before their class is known, for `gate.merge`. Raises DecodeError."""
+        return self._message.stored_payload
 
     @property
     def id(self) -> str:

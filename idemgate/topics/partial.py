@@ -78,13 +78,16 @@ def _match_items(stored: list[bytes], items: object, codec: Codec, name: str) ->
         )
     positions: defaultdict[bytes, deque[int]] = defaultdict(deque)
     for position, item in enumerate(stored):
-        positions[canonical(codec.decode(item))].append(position)
-    selected: list[int] = []
+        for form in {canonical(codec.decode(item)), canonical(codec.decode_stored(item))}:  # as a dict, or as a model
+            positions[form].append(position)
+    selected: set[int] = set()
     for item in named:
-        remaining = positions.get(canonical(item, name))
+        remaining = positions.get(canonical(item, name), deque())
+        while remaining and remaining[0] in selected:  # it was named in its other form
+            remaining.popleft()
         if not remaining:
             raise InvalidArgument(name, item, "not an item of this payload", "Name items as delivery.payload has them")
-        selected.append(remaining.popleft())
+        selected.add(remaining.popleft())
     return [stored[position] for position in sorted(selected)]
 
 

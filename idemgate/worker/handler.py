@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from idemgate.core.keys import Key, step_key
+from idemgate.core.validation import ENDED, refuse_unfinished
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.errors import PartialFailure
 from idemgate.guard.current import Execution, check_step, set_current
@@ -30,6 +31,8 @@ def build_run(handler: Handler, namespace: str) -> Callable[[Delivery[Any]], Ver
             if judge is not None:
                 return judge(delivery)
             value = handler(delivery)
+            if value.__class__ not in ENDED:
+                refuse_unfinished(value)
         except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
             return verdict_of(error)._replace(ran=True)
         return HANDLED if value is None else Verdict("handled", value, ran=True)
@@ -51,6 +54,8 @@ def build_run_async(handler: Handler, namespace: str) -> Callable[[Delivery[Any]
             if judge is not None:
                 return judge_partial_failure(await judge(delivery))
             value = await handler(delivery)
+            if value.__class__ not in ENDED:
+                refuse_unfinished(value)
             return HANDLED if value is None else judge_partial_failure(Verdict("handled", value, ran=True))
         except KeyboardInterrupt:  # Ctrl-C, not an error of the handler
             raise

@@ -73,7 +73,7 @@ async def test_forgetting_evicts_the_key_from_the_cache(face: Any) -> None:
     assert runs == ["a", "a"]
 
 
-@pytest.mark.parametrize("key", ["{k}", lambda self, k: k, None], ids=["template", "callable", "all arguments"])
+@pytest.mark.parametrize("key", ["{k}", lambda self, k: k], ids=["template", "callable"])
 async def test_a_method_finds_its_keys_with_and_without_its_object(face: Any, key: Any) -> None:
     class Shop:
         @decorate(face, key=key, scope="method")

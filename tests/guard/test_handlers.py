@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextvars
 import functools
+import io
+import itertools
+import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from idemgate import Gate, InvalidArgument
+from idemgate.subscribers.callback import Callback
+from idemgate.worker.handler import build_run, build_run_async
 
 ran: list[str] = []
 
@@ -132,3 +139,67 @@ async def test_a_failing_on_error_releases_the_key_and_hides_no_error(face: Any,
     assert "on_error failed" in verdict.error.__notes__[0]
     assert (await face.inspect("k", scope="orders")).state == "released"
     assert verdict.retry_after is None
+
+
+def _unfinished() -> list[Any]:
+    return [
+        concurrent.futures.Future(), (each for each in "ab"), map(str, "ab"), itertools.starmap(str, [("a",)]),
+        asyncio.get_running_loop().create_future(), asyncio.ensure_future(asyncio.sleep(60)),
+    ]  # fmt: skip
+
+
+async def test_work_that_has_not_ended_makes_no_key_done(face: Any) -> None:
+    states: list[str] = []
+    results: list[Any] = []
+
+    def handle(*_: object) -> Any:
+        return results[-1]
+
+    guard, function = face.guard("g"), face.once(key="{k}", scope="f")(lambda k: handle())
+    for result in _unfinished():
+        results.append(result)
+        with pytest.raises(InvalidArgument, match=r"whose work has not ended\. Wait for it"):
+            await function("k")
+        verdict = await guard.run("k", handle)
+        (many,) = await guard.run_many([("m", "message")], handle)
+        for each in (verdict, many):
+            assert (each.outcome, each.ran) == ("rejected", True)
+            assert isinstance(each.error, InvalidArgument)
+        states += [(await face.inspect(key, scope=scope)).state for key, scope in (("k", "f"), ("k", "g"), ("m", "g"))]
+    assert {*states} == {"released"}
+    # It is stopped, because the next call of the key may run
+    await asyncio.sleep(0)
+    assert all(each.cancelled() for each in results if hasattr(each, "cancelled"))
+    assert list(results[1]) == []
+    # A cursor and a file may be iterated, but what they did is done
+    for n, result in enumerate(
+        (sqlite3.connect(":memory:", check_same_thread=False).execute("SELECT 1"), io.StringIO())
+    ):
+        results.append(result)
+        assert (await guard.run(f"done {n}", handle)).outcome == "handled"
+
+
+async def test_a_delivery_of_work_that_has_not_ended_is_rejected(gate: Gate) -> None:
+    topic = gate.topic("t")
+    topic.trigger("k", 1)
+    (delivery,) = topic.take()
+    for result in _unfinished():
+        run, run_async = build_run(lambda _, it=result: it, "ns"), build_run_async(_returning(result), "ns")
+        for verdict in (
+            contextvars.copy_context().run(run, delivery), await run_async(delivery),
+            await Callback(_returning(result))("message"),
+        ):  # fmt: skip
+            assert (verdict.outcome, type(verdict.error)) == ("rejected", InvalidArgument)
+    topic.delete(discard=True)
+    # A subscriber awaits what a lambda around a coroutine function returns, but no thread
+    subscriber: Callback[str] = Callback(lambda message: handle_async(message))
+    assert ((await subscriber("m")).outcome, ran) == ("handled", ["m"])
+    pool: Callback[str] = Callback(lambda _: concurrent.futures.Future())
+    assert (await pool("m")).outcome == "rejected"
+
+
+def _returning(result: Any) -> Any:
+    async def handle(_: object) -> Any:
+        return result
+
+    return handle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -295,8 +295,11 @@ class _Secretive:
         return "canary"
 
 
+@dataclass
 class _Unreadable:
-    def model_dump(self, **_: object) -> dict[str, object]:
+    unset: str = field(init=False)
+
+    def __getattr__(self, name: str) -> object:
         raise ValueError("canary")
 
 

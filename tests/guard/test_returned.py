@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NewType, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
+import pydantic
 import pytest
 
-from idemgate import Gate, InvalidArgument
+from idemgate import Gate, InvalidArgument, KeyReused
 from idemgate.core.codec.storable import find_unstorable
+from idemgate.errors import ResultUnavailable
 
 T = TypeVar("T")
 OrderId = NewType("OrderId", str)
@@ -110,3 +112,83 @@ async def test_a_model_without_an_annotation_is_logged_once(face: Any, caplog: p
     found = [record.message for record in caplog.records if "model_not_annotated" in record.message]
     assert len(found) == 1
     assert found[0].startswith("once.model_not_annotated scope='u' key='x': no return annotation")
+
+
+@dataclass
+class Paid:
+    id: str
+
+
+class Receipt(pydantic.BaseModel):
+    id: str
+
+    @pydantic.field_validator("id")
+    @classmethod
+    def number(cls, id: str) -> str:
+        return "r-" + id
+
+
+class Secret(Receipt):
+    card: str
+
+    @pydantic.field_serializer("card")
+    def mask(self, card: str) -> str:
+        return "****"
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_size": 10}, {"on_store_error": "local"}], ids=repr)
+@pytest.mark.parametrize(
+    ("result", "returns"),
+    [(Paid("1"), Order | Paid), (Secret(id="1", card="4242"), Receipt), ([Order("1"), Paid("1")], list[Order | Paid])],
+)
+async def test_a_duplicate_gets_what_the_first_call_got(face: Any, result: Any, returns: Any, options: Any) -> None:
+    def handle(k: str) -> Any:
+        return result
+
+    handle.__annotations__["return"] = returns
+    guarded = face.once(key="{k}", scope="s", **options)(handle)
+    for _ in range(2):
+        again = await guarded("x")
+        assert again == result
+        assert type(again) is type(result)
+    assert dict(face.gate.counters)["once.started"] == 1
+
+
+async def test_a_duplicate_of_a_model_that_the_annotation_does_not_lead_to_has_no_result(face: Any) -> None:
+    def handle(k: str) -> Any:
+        return Paid(k)
+
+    for returns, why in ((Order, "holds a .*Paid, and the annotation leads to Order"), (dict[str, Order], "holds a")):
+        handle.__annotations__["return"] = returns
+        guarded = face.once(key="{k}", scope=str(returns)[-9:].strip("[]'>"))(handle)
+        assert await guarded("x") == Paid("x")
+        with pytest.raises(ResultUnavailable, match=why):
+            await guarded("x")
+    # And a dict that stands for a model is none
+    handle.__annotations__["return"] = Order
+    plain = face.once(key="{k}", scope="d")(lambda k: {"id": k})
+    await plain("x")
+    with pytest.raises(ResultUnavailable, match="it is a dict, and the annotation names Order"):
+        await face.once(key="{k}", scope="d")(handle)("x")
+    assert (await face.claim("x", scope="d")).result == {"id": "x"}
+
+
+async def test_calls_with_different_models_are_different_calls(face: Any) -> None:
+    ran: list[Any] = []
+
+    def handle(event: Any) -> None:
+        ran.append(event)
+
+    all_arguments = face.once(scope="all")(handle)
+    checked = face.once(key="{event.id}", scope="checked", fingerprint=["event"])(handle)
+    calls = [Order("1"), Paid("1"), Secret(id="1", card="1"), Secret(id="1", card="2"), Receipt(id="1")]
+    for event in [*calls, *calls]:
+        await all_arguments(event)
+    assert ran == calls
+    await checked(calls[0])
+    await checked(calls[2])
+    for event in (calls[1], calls[3], calls[4]):
+        with pytest.raises(KeyReused):
+            await checked(event)
+    with pytest.raises(KeyReused):
+        await face.claim("1", scope="checked", fingerprint=calls[1])

@@ -186,16 +186,37 @@ async def test_a_key_may_name_the_instance(gate: Gate) -> None:
     assert len(ran) == 4
 
 
-async def test_without_a_key_the_instance_does_not_count(gate: Gate) -> None:
+async def test_without_a_key_all_arguments_count_and_a_method_is_refused(gate: Gate) -> None:
     class Account:
+        @classmethod
         @gate.once()
-        def pay(self, k: str, *more: int, **others: int) -> int:
+        def pay(cls, k: str, *more: int, **others: int) -> int:
             ran.append(k)
             return len(ran)
 
-    assert Account().pay("x") == Account().pay(k="x") == 1
-    assert Account().pay("x", 1) == 2
-    assert Account().pay("x", a=1) == 3
+        @gate.once()
+        def late(this, k: str) -> None:  # noqa: N805 - only its first call tells that it is a method
+            ran.append(k)
+
+    assert Account.pay("x") == Account().pay(k="x") == 1
+    assert Account.pay("x", 1) == 2
+    assert Account.pay("x", a=1) == 3
+    for call in (Account().late, functools.partial(Account.late, Account())):
+        with pytest.raises(InvalidArgument, match=r"late is a method.* Name what identifies .*\{self\.id\}"):
+            call("x")
+    with pytest.raises(InvalidArgument, match="is a method"):
+
+        class Refused:
+            @gate.once
+            def pay(self, k: str) -> None: ...
+
+    with pytest.raises(InvalidArgument, match="is a method"):
+        gate.once(scope="bound")(Plain().pay)
+    assert len(ran) == 3
+
+
+class Plain:
+    def pay(self, k: str) -> None: ...
 
 
 async def test_methods_of_two_classes_are_two_scopes_and_heirs_share_theirs(gate: Gate) -> None:

@@ -64,7 +64,7 @@ def merged(client: redis.Redis, policy: MergeSpec, payloads: list[Any], cut: int
     replies = client.execute_command("EVAL", FOLDS, 0, msgpack.packb(merge.spec), int(merge.raw), cut, *lifted)
     one, two = (msgpack.unpackb(reply, raw=True, strict_map_key=False) for reply in replies)
     assert (merge.count_dropped(one) == 0) == (merge.count_dropped(two) == 0)
-    return merge.lower(one, CODEC), merge.lower(two, CODEC), merge.count_dropped(one)
+    return merge.lower(one, CODEC.decode), merge.lower(two, CODEC.decode), merge.count_dropped(one)
 
 
 def identical(left: Any, right: Any) -> bool:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import pydantic
 import pytest
 
-from idemgate import Gate, InvalidArgument, append
+from idemgate import Gate, InvalidArgument, PartialFailure, Trigger, append
 from idemgate.testing import Clock
 
 
@@ -292,3 +293,46 @@ def test_once_above_merge_refuses_options_without_effect(gate: Gate, option: Any
 
     with pytest.raises(InvalidArgument, match="once above merge"):
         gate.once(key="{n}", **option)(handle)
+
+
+class Card(pydantic.BaseModel):
+    number: str
+    token: str = pydantic.Field(exclude=True)
+
+    @pydantic.field_validator("number")
+    @classmethod
+    def spread(cls, number: str) -> str:
+        return number + "0"
+
+    @pydantic.field_serializer("number")
+    def mask(self, number: str) -> str:
+        return "****"
+
+
+class Gold(Card):
+    limit: int
+
+
+async def test_models_reach_the_function_as_they_were_triggered(face: Any, gate: Gate) -> None:
+    @gate.merge(key="{n}", merge={"cards": append()}, name="cards")
+    def charge(n: int, card: Card, cards: list[Card]) -> Any:
+        if len(cards) > 1:
+            raise PartialFailure("second", items={"cards": cards[1:]})
+        return card, cards
+
+    gold, card = Gold(number="1", token="t", limit=3), Card(number="2", token="u")
+    for cards in (gold, card):
+        await _trigger(charge, face, 1, gold, cards)
+    # When its handler runs, then no validator has changed what the validators of the producer had made
+    (delivery,) = await face.topic("cards").take(1)
+    with pytest.raises(PartialFailure) as failed:
+        charge.topic.definition.handler(delivery)
+    # And the failed items are found, as models or as the dicts that `delivery.payload` has
+    assert failed.value.items["cards"] == [card]
+    for items in ({"cards": [card]}, {"cards": delivery.payload["cards"][1:]}):
+        assert delivery.select_items(items).items == 1
+    assert delivery.payload["card"] == {"number": "10", "token": "t", "limit": 3}
+    # A trigger that waits in an outbox keeps them, too
+    packed = charge.topic.pack_trigger(Trigger(2, {"n": 2, "card": gold, "cards": card}))
+    await face.topic("cards").trigger_many([charge.topic.unpack_trigger(packed)])
+    assert await _deliver(charge, face) == (gold, [card])

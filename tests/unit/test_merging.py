@@ -109,7 +109,7 @@ def test_one_trigger_alone_respects_the_cap() -> None:
     # Given a payload of more distinct items than a union may hold
     lifted = _unpacked(union(2).lift([1, 2, 2, 3, 4], CODEC))
     # Then the rest is dropped and counted before anything is merged
-    assert union(2).lower(lifted, CODEC) == [1, 2]
+    assert union(2).lower(lifted, CODEC.decode) == [1, 2]
     assert union(2).count_dropped(lifted) == 2
 
 

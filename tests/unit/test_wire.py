@@ -50,7 +50,7 @@ def test_an_extension_is_as_long_as_its_header_says_and_one_of_ours(size: int) -
         for other in (packed[:-1], packed + b"\xc0"):
             with pytest.raises(ValueError, match=r"cut short|more bytes"):
                 wire.measure(other, 3, 9)
-    for code in (0, 10, 127):
+    for code in (0, 12, 127):
         with pytest.raises(ValueError, match=f"ext id {code} is unknown"):
             wire.measure(msgpack.packb([msgpack.ExtType(code, bytes(size))]), 3, 9)
 

@@ -6,8 +6,9 @@ These types are restored exactly:
 - list, tuple, set, frozenset, and dict with any hashable keys.
 - aware datetime (with its offset, without the name of its zone), date and timedelta.
 
-A dataclass or pydantic model is stored as the dict of its fields. `rebuild` (in `core.codec.models`) restores it from
-an annotation. Any other type is rejected before anything is written.
+A dataclass or pydantic model is stored as the name of its class and the values of its fields, which no serializer has
+changed. It is decoded as the dict of its fields. `restore` (in `core.codec.models`) rebuilds it, if an annotation leads
+to its class. Any other type is rejected before anything is written.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hashlib import blake2b
 from typing import Any
 
 from idemgate.core.codec.limits import looks_plain, measure
-from idemgate.core.codec.plain import ValueEncoder, pack, unpack
+from idemgate.core.codec.plain import Unpack, ValueEncoder, pack, unpack, unpack_stored
 from idemgate.errors import DecodeError, InvalidArgument
 
 __all__ = ["Codec", "canonical", "digest"]
@@ -39,7 +40,7 @@ class Codec:
 
     Args:
         max_bytes: the maximum stored bytes, including the version byte.
-        max_depth: the maximum nesting of containers, 1 to 128. A tuple or set counts twice.
+        max_depth: the maximum nesting of containers, 1 to 128. A tuple, set or model counts twice.
         max_items: the maximum number of values inside, where keys, values and containers each count.
         limit_name: the option that sets `max_bytes`, for errors.
     """
@@ -92,14 +93,25 @@ class Codec:
             InvalidArgument: as for `encode`.
         """
         encoded = self.encode(value, name)
-        return encoded if type(value) in _CANONICAL else _VERSION + canonical(value, name)
+        return encoded if type(value) in _CANONICAL else _VERSION + _ordered(value, name)
 
     def decode(self, data: bytes) -> Any:
-        """Return the value that `encode` encoded.
+        """Return the value that `encode` encoded. A model is the dict of its fields, and an enum in one its value.
 
         Raises:
             DecodeError: the bytes are something else. Raised before memory is allocated for them.
         """
+        return self._decode(data, unpack)
+
+    def decode_stored(self, data: bytes) -> Any:
+        """Return the value as `decode`, where models are StoredModel. `encode` gives the same bytes for it again.
+
+        Raises:
+            DecodeError: as for `decode`.
+        """
+        return self._decode(data, unpack_stored)
+
+    def _decode(self, data: bytes, unpack: Unpack) -> Any:
         if data[:1] != _VERSION:
             raise DecodeError(f"it starts with {data[:1]!r}, not with version {_VERSION!r} of this library")
         if len(data) > self.max_bytes:
@@ -139,12 +151,17 @@ def canonical(value: object, name: str = "value") -> bytes:
     """Return bytes that are equal only for equal values of the same types, for fingerprints and set members.
 
     The order of dicts and sets is ignored. 1, 1.0 and True differ, as do a list and a tuple. The same time in two
-    zones differs too. Equal Decimals have equal bytes: 1.0 and 1.00. A model equals the dict of its fields. There is no
-    size limit.
+    zones differs too. Equal Decimals have equal bytes: 1.0 and 1.00. Of a model its class and all its fields
+    count, also those that it leaves out or masks in its output. There is no size limit.
 
     Raises:
         InvalidArgument: a type is not supported, as for `Codec.encode`.
     """
+    return ValueEncoder(name, _MAX_DEPTH, ordered=True, identity=True).encode(value)
+
+
+def _ordered(value: object, name: str) -> bytes:
+    """Return bytes that are equal only for equal values, with all that `decode_stored` needs."""
     return ValueEncoder(name, _MAX_DEPTH, ordered=True).encode(value)
 
 

@@ -14,7 +14,9 @@ __all__ = [
     "DATE",
     "DATETIME",
     "DECIMAL",
+    "ENUM",
     "FROZENSET",
+    "MODEL",
     "SET",
     "TIMEDELTA",
     "TUPLE",
@@ -25,10 +27,10 @@ __all__ = [
 ]
 
 # These numbers are stored in Redis, so a number must never get another meaning.
-DATETIME, DATE, TIMEDELTA, DECIMAL, UUID, BIG_INT, TUPLE, SET, FROZENSET = range(1, 10)
+DATETIME, DATE, TIMEDELTA, DECIMAL, UUID, BIG_INT, TUPLE, SET, FROZENSET, MODEL, ENUM = range(1, 12)
 
 _SCALARS = frozenset({DATETIME, DATE, TIMEDELTA, DECIMAL, UUID, BIG_INT})
-_BOXES = frozenset({TUPLE, SET, FROZENSET})  # the body of each is one packed array
+_BOXES = frozenset({TUPLE, SET, FROZENSET, MODEL, ENUM})  # the body of each is one packed container
 
 # Sizes by the first byte. _FIXED: the bytes of the whole value. _LONG: the bytes of the length field before the data.
 _FIXED = bytes(
@@ -106,7 +108,7 @@ def measure(body: bytes, max_depth: int, max_items: int) -> bool:
 
     Args:
         body: the packed value.
-        max_depth: the maximum number of levels. A tuple or set has two: the ext and the array in it.
+        max_depth: the maximum number of levels. A tuple, set or model has two: the ext and what is in it.
         max_items: the maximum number of values, where keys, values and containers each count.
 
     Returns:

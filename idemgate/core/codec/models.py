@@ -1,40 +1,47 @@
-"""Reconstruction of dataclasses, enums and pydantic models from decoded values and the receiver's annotation.
+"""Conversion of payloads to the annotation of a parameter: stored models exactly, plain values by its model.
 
-Only the annotation selects a class. No class is looked up by a stored name.
+A producer in another language sends a dict. Its validation is the first one, so it happens here.
 """
 
 from __future__ import annotations
 
 import types
-import typing
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import lru_cache
 from inspect import signature
-from typing import Annotated, Any, Union, cast, get_args, get_origin
+from typing import Any, Union, cast, get_args, get_origin
 
+from idemgate.core.codec.annotations import dataclass_hints, has_model, unwrap
+from idemgate.core.codec.restoring import holds_stored, restore
+from idemgate.core.codec.state import holds_fields
 from idemgate.core.failure import message_of
 from idemgate.errors import DecodeError
 
-__all__ = ["has_model", "holds_fields", "rebuild", "unwrap"]
+__all__ = ["rebuild"]
 
 _ROWS = frozenset({list, tuple, set, frozenset})
 
 
 def rebuild(value: Any, annotation: object) -> Any:
-    """Return `value` converted to the models in `annotation`; without a model it is unchanged.
+    """Return `value` with its models restored, and plain values converted to the models in `annotation`.
 
-    Supports list, dict, tuple and their abstract bases, Annotated, NewType and the fields of dataclasses. Of a union,
-    the first member that fits is used. Missing fields get their defaults and unknown ones are ignored, so two versions
-    of a model can share a topic.
+    Without a model in the annotation, plain values are unchanged. Supports list, dict, tuple and their abstract bases,
+    Annotated, NewType and the fields of dataclasses. A plain value becomes the first member of a union that fits.
+    Missing fields get their defaults and unknown ones are ignored, so two versions of a model can share a topic.
 
     Args:
-        value: a decoded value.
+        value: a value of `Codec.decode_stored`.
         annotation: an evaluated annotation (`typing.get_type_hints`). A string is ignored.
 
     Raises:
         DecodeError: the model rejects the value.
     """
+    if not has_model(annotation):
+        return value
+    return restore(value, annotation, _convert) if holds_stored(value) else _convert(value, annotation)
+
+
+def _convert(value: Any, annotation: object) -> Any:
     if not has_model(annotation):
         return value
     annotation = unwrap(annotation)
@@ -49,51 +56,14 @@ def rebuild(value: Any, annotation: object) -> Any:
     return _rebuild_members(value, members)
 
 
-def unwrap(annotation: Any) -> Any:
-    """Return the annotation without Annotated, NewType and `type X = ...`."""
-    while True:
-        if get_origin(annotation) is Annotated:
-            annotation = get_args(annotation)[0]
-        elif isinstance(annotation, typing.NewType):
-            annotation = annotation.__supertype__
-        elif type(annotation).__name__ == "TypeAliasType":  # Python 3.12 and typing_extensions
-            annotation = annotation.__value__
-        else:
-            return annotation
-
-
-def has_model(annotation: object) -> bool:
-    """Return True if the annotation contains a model. Avoids a walk over a plain `dict[str, int]`."""
-    try:
-        return _has_model_cached(annotation)
-    except TypeError:  # an unhashable annotation, such as Annotated[int, []]
-        return True
-
-
-def _find_model(annotation: Any) -> bool:
-    annotation = unwrap(annotation)
-    if _is_model(annotation) or is_dataclass(get_origin(annotation)):
-        return True
-    return any(has_model(member) for member in get_args(annotation))
-
-
-_has_model_cached = lru_cache(maxsize=1024)(_find_model)
-
-
-def _is_model(annotation: Any) -> bool:
-    if not isinstance(annotation, type):
-        return False
-    return holds_fields(annotation) or issubclass(annotation, Enum)
-
-
 def _rebuild_members(value: Any, members: tuple[Any, ...]) -> Any:
     kind = cast(Any, type(value))
     if kind is dict and len(members) == 2:
-        return {rebuild(key, members[0]): rebuild(item, members[1]) for key, item in value.items()}
+        return {_convert(key, members[0]): _convert(item, members[1]) for key, item in value.items()}
     if kind is tuple and Ellipsis not in members and len(members) == len(value):
-        return tuple(rebuild(item, member) for item, member in zip(value, members, strict=True))
+        return tuple(_convert(item, member) for item, member in zip(value, members, strict=True))
     if kind in _ROWS and members:
-        return kind(rebuild(item, members[0]) for item in value)
+        return kind(_convert(item, members[0]) for item in value)
     return value
 
 
@@ -105,14 +75,9 @@ def _rebuild_union(value: Any, members: tuple[Any, ...]) -> Any:
     members = tuple(unwrap(member) for member in members)
     for member in members:
         if _fits(value, member):
-            return rebuild(value, member)
+            return _convert(value, member)
     models = [member for member in members if holds_fields(get_origin(member) or member)]
-    return rebuild(value, models[0]) if len(models) == 1 and isinstance(value, dict) else value
-
-
-def holds_fields(kind: Any) -> bool:
-    """Return True for a dataclass and a pydantic model."""
-    return isinstance(kind, type) and (is_dataclass(kind) or hasattr(cast(Any, kind), "model_validate"))
+    return _convert(value, models[0]) if len(models) == 1 and isinstance(value, dict) else value
 
 
 def _fits(value: Any, member: Any) -> bool:
@@ -183,19 +148,12 @@ def _validate(value: Any, model: Any) -> Any:
 def _build_dataclass(value: dict[str, Any], model: Any) -> Any:
     arguments: dict[str, Any] = {}
     late_fields: dict[str, Any] = {}
-    for field, hint in _fields(model):
+    hints = dataclass_hints(model)
+    for field in fields(model):
         if field.name in value:
-            (arguments if field.init else late_fields)[field.name] = rebuild(value[field.name], hint)
-    made = model(**arguments)
+            made = _convert(value[field.name], hints[field.name])
+            (arguments if field.init else late_fields)[field.name] = made
+    instance = model(**arguments)
     for name, item in late_fields.items():
-        object.__setattr__(made, name, item)  # also works for a frozen dataclass
-    return made
-
-
-@lru_cache(maxsize=1024)
-def _fields(model: Any) -> list[tuple[Field[Any], object]]:
-    try:
-        hints = typing.get_type_hints(model, include_extras=True)
-    except NameError as error:  # a name imported under TYPE_CHECKING only
-        raise DecodeError(f"the annotations of {model.__qualname__} cannot be evaluated: {error}") from error
-    return [(field, hints.get(field.name)) for field in fields(model)]
+        object.__setattr__(instance, name, item)  # also works for a frozen dataclass
+    return instance

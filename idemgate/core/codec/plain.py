@@ -6,8 +6,7 @@ or it is rejected with its path, such as `payload['lines'][3]`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -18,18 +17,22 @@ from uuid import UUID
 from msgpack import ExtType, Packer, unpackb
 
 import idemgate.core.codec.limits as wire
+from idemgate.core.codec.state import StoredEnum, StoredModel, class_name, read_state
 from idemgate.core.key_text import decimal_text
 from idemgate.errors import InvalidArgument
 
-__all__ = ["ValueEncoder", "from_ext", "pack", "unpack"]
+__all__ = ["Unpack", "ValueEncoder", "from_ext", "pack", "unpack", "unpack_stored"]
 
 _PACKER: Callable[..., Packer] = Packer  # the stubs do not know buf_size
 _AS_IS = frozenset({str, bool, NoneType, bytes})
 _NAN = float("nan")
 _MICROSECOND = timedelta(microseconds=1)
+_NAME, _HIDDEN, _UNSET = range(3)
+"""The keys of a packed model beside the names of its fields. They are stored, so they must not change."""
+Unpack = Callable[[bytes], Any]
 _FIXES: list[tuple[type | tuple[type, ...], str]] = [
     ((bytearray, memoryview), "Pass bytes(value)"),
-    (Enum, "Pass its .value, or put it in a dataclass, whose annotation brings it back"),
+    (Enum, "Pass its .value, or put it in a dataclass, which brings it back"),
     (time, "Pass .isoformat(), or an aware datetime"),
     (datetime, "Pass a plain datetime with a zone"),
     (tuple, "Pass tuple(value), or value._asdict()"),
@@ -55,7 +58,7 @@ class Place:
         self.step = step
         self.depth = depth
         self.hashed = hashed  # in a dict key or a set: the decoded value must be hashable
-        self.modelled = modelled  # in a model: its annotations restore types that the value alone does not
+        self.modelled = modelled  # in a model: its class restores types that the value alone does not
 
     def inside(self, step: object, *, levels: int = 1, modelled: bool = False) -> Place:
         return Place(self, step, self.depth + levels, self.hashed, self.modelled or modelled)
@@ -76,14 +79,18 @@ def _step(step: object) -> str:
 
 
 class ValueEncoder:
-    """One pass over a value. `ordered` sorts maps by key, so equal values give equal bytes."""
+    """One pass over a value.
 
-    __slots__ = ("max_depth", "name", "ordered")
+    `ordered` sorts maps by key, so equal values give equal bytes. `identity` leaves out of a model what is no field.
+    """
 
-    def __init__(self, name: str, max_depth: int, *, ordered: bool = False) -> None:
+    __slots__ = ("identity", "max_depth", "name", "ordered")
+
+    def __init__(self, name: str, max_depth: int, *, ordered: bool = False, identity: bool = False) -> None:
         self.name = name
         self.max_depth = max_depth
         self.ordered = ordered
+        self.identity = identity
 
     def encode(self, value: object) -> bytes:
         """Return `value` in msgpack. Raises InvalidArgument that names a member which cannot be restored exactly."""
@@ -119,7 +126,7 @@ class ValueEncoder:
         place = self._enter(value, outer.inside(step))
         keys = place.hashing()
         pairs = {self.plain(key, keys, key): self.plain(item, place, key) for key, item in value.items()}
-        if len(pairs) != len(value):
+        if len(pairs) != len(value) or (place.modelled and not _stay_apart(value)):
             raise InvalidArgument(place.path(), value, "has keys that become one key", "Use keys of one plain type")
         return _sorted(pairs) if self.ordered else pairs
 
@@ -130,7 +137,7 @@ class ValueEncoder:
     def write_set(self, value: set[object] | frozenset[object], outer: Place, step: object) -> ExtType:
         place = self._enter(value, outer.inside(step, levels=2)).hashing()
         items = [self.plain(item, place, at) for at, item in enumerate(value)]
-        if len(set(items)) != len(value):
+        if len(set(items)) != len(value) or (place.modelled and not _stay_apart(value)):
             raise InvalidArgument(place.path(), value, "has members that become one", "Use members of one plain type")
         return ExtType(wire.SET if isinstance(value, set) else wire.FROZENSET, pack(sorted(items, key=pack)))
 
@@ -146,10 +153,12 @@ class ValueEncoder:
 
     def _other(self, value: object, outer: Place, step: object) -> object:
         if isinstance(value, Enum) and outer.modelled:
-            return self.plain(value.value, outer, step)
-        place = outer.inside(step, modelled=True)
-        members = _members(value, place)
-        if members is None:
+            return self._write_enum(StoredEnum(class_name(type(value)), value.value), outer, step)
+        if type(value) is StoredEnum:
+            return self._write_enum(value, outer, step)
+        place = outer.inside(step, levels=2, modelled=True)
+        model = value if type(value) is StoredModel else _read(value, place)
+        if model is None:
             fix = next((fix for kind, fix in _FIXES if isinstance(value, kind)), _FIX)
             problem = f"is a {type(value).__qualname__}, which would come back as something else"
             raise InvalidArgument(place.path(), value, problem, fix)
@@ -157,8 +166,21 @@ class ValueEncoder:
             fix = "Use a tuple, or one of its fields, as the key or member"
             raise InvalidArgument(place.path(), value, "a model comes back as a dict, which cannot be hashed", fix)
         self._enter(value, place)
-        pairs: dict[Any, object] = {key: self.plain(item, place, key) for key, item in members.items()}
-        return _sorted(pairs) if self.ordered else pairs
+        return self._write_model(model, place)
+
+    def _write_model(self, model: StoredModel, place: Place) -> ExtType:
+        pairs: dict[Any, object] = {name: self.plain(item, place, name) for name, item in model.fields.items()}
+        body: dict[Any, object] = {_NAME: model.name, **(_sorted(pairs) if self.ordered else pairs)}
+        if model.hidden and not self.identity:
+            hidden = {name: self.plain(item, place, name) for name, item in model.hidden.items()}
+            body[_HIDDEN] = _sorted(hidden) if self.ordered else hidden
+        if model.unset and not self.identity:
+            body[_UNSET] = model.unset
+        return ExtType(wire.MODEL, pack(body))
+
+    def _write_enum(self, member: StoredEnum, outer: Place, step: object) -> ExtType:
+        place = self._enter(member.value, outer.inside(step, levels=2))
+        return ExtType(wire.ENUM, pack([member.name, self.plain(member.value, place, "value")]))
 
     def _enter(self, value: object, place: Place) -> Place:
         if place.depth > self.max_depth:
@@ -189,34 +211,51 @@ def pack(tree: object) -> bytes:
 
 
 def unpack(body: bytes) -> Any:
-    """Return the value in `body`, which `measure` or `looks_plain` has accepted."""
+    """Return the value in `body`, which `measure` or `looks_plain` has accepted. A model is the dict of its fields."""
     return unpackb(body, strict_map_key=False, ext_hook=from_ext)
 
 
+def unpack_stored(body: bytes) -> Any:
+    """Return the value in `body`, as `unpack`. A model is a StoredModel and a member of an enum a StoredEnum."""
+    return unpackb(body, strict_map_key=False, ext_hook=_from_ext_stored)
+
+
 def from_ext(code: int, data: bytes) -> object:
-    """Return the value of an ext type. Raises ValueError for an unknown id."""
+    """Return the value of an ext type; a model is the dict of its fields. Raises ValueError for an unknown id."""
     read = _READERS.get(code)
+    if read is not None:
+        return read(data, unpack)
+    if code == wire.MODEL:
+        return _read_model(data, unpack).fields
+    if code == wire.ENUM:
+        return _read_enum(data, unpack).value
+    raise ValueError(f"ext id {code} is unknown")
+
+
+def _from_ext_stored(code: int, data: bytes) -> object:
+    read = _READERS.get(code) or _STORED_READERS.get(code)
     if read is None:
         raise ValueError(f"ext id {code} is unknown")
-    return read(data)
+    return read(data, unpack_stored)
 
 
-def _members(value: object, place: Place) -> dict[str, object] | None:
-    """Return the fields of a dataclass or pydantic model.
-
-    None for any other value, and for a model that is also a str, dict or other built-in type.
-    """
-    if isinstance(value, (type, str, bytes, int, float, list, tuple, dict, set, frozenset)):
-        return None
+def _read(value: object, place: Place) -> StoredModel | None:
+    """Return the state of a model, or None for any other value."""
     try:
-        if is_dataclass(value):
-            return {field.name: getattr(value, field.name) for field in fields(value)}
-        dump = getattr(type(value), "model_dump", None)
-        return None if dump is None else dump(value, mode="python", round_trip=True)
+        return read_state(value)
     except Exception as error:
         raise InvalidArgument(
             place.path(), type(value), f"its fields cannot be read ({type(error).__name__})", "Pass a dict"
         ) from error
+
+
+def _stay_apart(hashed: Iterable[object]) -> bool:
+    """Return True if these keys or members stay different where members of enums are their values."""
+    bare: list[object] = [each.value if isinstance(each, Enum) else each for each in hashed]
+    try:
+        return len(set(bare)) == len(bare)
+    except TypeError:  # the value of an enum is a list, which is no key
+        return False
 
 
 def _sorted(pairs: dict[Any, object]) -> dict[Any, object]:
@@ -232,32 +271,52 @@ def _read_int(data: bytes) -> int:
     return int.from_bytes(data, signed=True)
 
 
-def _read_datetime(data: bytes) -> datetime:
+def _read_datetime(data: bytes, _unpack: Unpack) -> datetime:
     value = datetime.fromisoformat(data.decode("ascii"))
     if value.tzinfo is None:
         raise ValueError("a datetime without a zone is never written")
     return value
 
 
-def _read_date(data: bytes) -> date:
-    return date.fromisoformat(data.decode("ascii"))
-
-
-def _read_list(data: bytes) -> list[object]:
+def _read_list(data: bytes, unpack: Unpack) -> list[object]:
     value: object = unpack(data)
     if type(value) is not list:
-        raise ValueError("a tuple or set without a list in it is never written")
+        raise ValueError("a tuple, set or enum without a list in it is never written")
     return cast(list[object], value)
 
 
-_READERS: dict[int, Callable[[bytes], object]] = {
+def _read_model(data: bytes, unpack: Unpack) -> StoredModel:
+    pairs: dict[Any, Any] = _check(unpack(data), dict)
+    name: str = _check(pairs.pop(_NAME, None), str)
+    hidden: dict[str, Any] = _check(pairs.pop(_HIDDEN, {}), dict)
+    unset: list[str] = _check(pairs.pop(_UNSET, []), list)
+    for each in (*pairs, *hidden, *unset):
+        _check(each, str)
+    return StoredModel(name, pairs, hidden, unset)
+
+
+def _check(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"a model with a {type(value).__name__} in place of a {kind.__name__} is never written")
+    return value
+
+
+def _read_enum(data: bytes, unpack: Unpack) -> StoredEnum:
+    name, value = _read_list(data, unpack)
+    if type(name) is not str:
+        raise ValueError("an enum without a name is never written")
+    return StoredEnum(name, value)
+
+
+_READERS: dict[int, Callable[[bytes, Unpack], object]] = {
     wire.DATETIME: _read_datetime,
-    wire.DATE: _read_date,
-    wire.TIMEDELTA: lambda data: timedelta(microseconds=_read_int(data)),
-    wire.DECIMAL: lambda data: Decimal(data.decode("ascii")),
-    wire.UUID: lambda data: UUID(bytes=data),
-    wire.BIG_INT: _read_int,
-    wire.TUPLE: lambda data: tuple(_read_list(data)),
-    wire.SET: lambda data: set(_read_list(data)),
-    wire.FROZENSET: lambda data: frozenset(_read_list(data)),
+    wire.DATE: lambda data, _: date.fromisoformat(data.decode("ascii")),
+    wire.TIMEDELTA: lambda data, _: timedelta(microseconds=_read_int(data)),
+    wire.DECIMAL: lambda data, _: Decimal(data.decode("ascii")),
+    wire.UUID: lambda data, _: UUID(bytes=data),
+    wire.BIG_INT: lambda data, _: _read_int(data),
+    wire.TUPLE: lambda data, unpack: tuple(_read_list(data, unpack)),
+    wire.SET: lambda data, unpack: set(_read_list(data, unpack)),
+    wire.FROZENSET: lambda data, unpack: frozenset(_read_list(data, unpack)),
 }
+_STORED_READERS: dict[int, Callable[[bytes, Unpack], object]] = {wire.MODEL: _read_model, wire.ENUM: _read_enum}

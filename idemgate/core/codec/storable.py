@@ -6,22 +6,16 @@ import inspect
 import types
 import typing
 from collections import abc
-from datetime import date, datetime, timedelta
-from decimal import Decimal
 from types import NoneType
 from typing import Any, Union, cast, get_args, get_origin
-from uuid import UUID
 
-from idemgate.core.codec.models import holds_fields, unwrap
+from idemgate.core.codec.annotations import BUILT_IN, unwrap
+from idemgate.core.codec.state import holds_fields, is_entity
 from idemgate.errors import InvalidArgument
 
 __all__ = ["describe_unstored", "find_unstorable"]
 
-_STORABLE: frozenset[Any] = frozenset({
-    NoneType, bool, int, float, str, bytes, list, tuple, dict, set, frozenset, datetime, date, timedelta, Decimal, UUID,
-    object,
-})  # fmt: skip
-_BASES: tuple[Any, ...] = tuple(_STORABLE - {object})
+_BASES: tuple[Any, ...] = tuple(BUILT_IN - {object})
 _CALLABLE = cast(Any, abc).Callable
 _USED_UP: tuple[Any, ...] = (abc.Iterator, abc.AsyncIterator, abc.AsyncIterable, abc.Awaitable, _CALLABLE, type)
 """Values that are used up, or that mean code: an abstract type of one cannot be stored either."""
@@ -45,16 +39,18 @@ def find_unstorable(annotation: object) -> object | None:
         return None
     if not _may_be_stored(kind):
         return annotation
-    if kind in _STORABLE or inspect.isabstract(kind):
+    if kind in BUILT_IN or inspect.isabstract(kind):
         return next((part for member in members if (part := find_unstorable(member)) is not None), None)
     return None
 
 
 def _may_be_stored(kind: Any) -> bool:
     """Return True if a value of this class or of a subclass can be stored."""
-    if kind in _STORABLE or kind is Any or typing.is_typeddict(kind):
+    if kind in BUILT_IN or kind is Any or typing.is_typeddict(kind):
         return True
-    if issubclass(kind, _USED_UP):
+    if issubclass(kind, (*_USED_UP, BaseException)):
+        return False
+    if is_entity(kind):
         return False
     if issubclass(kind, _BASES):
         return False  # a subclass, such as a named tuple, would come back as its base

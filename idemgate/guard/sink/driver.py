@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from idemgate.core import keys
 from idemgate.core.calls import Call
-from idemgate.core.validation import call_blocking, is_async
+from idemgate.core.validation import call_async, call_blocking, is_async
 from idemgate.core.verdict import Verdict
 from idemgate.errors import AlreadyInProgress, InvalidArgument, KeyReused
 from idemgate.guard.attempt import ClaimAttempt, DuplicateResult, OnError
@@ -132,7 +132,7 @@ class _SinkRun:
         async def work() -> StoredResult:
             nonlocal result
             self._start()
-            result = await self.wrapped(*args, **kwargs)
+            result = await call_async(self.wrapped, args, kwargs)
             return self._encode(result)
 
         sink = cast(AioSink, self.driver.options.sink)

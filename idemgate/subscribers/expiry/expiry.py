@@ -20,7 +20,6 @@ Counters:
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, is_library_key, raw, text_of
 from idemgate.core.scopes import mark_registered
-from idemgate.core.validation import check_int, is_async
+from idemgate.core.validation import check_int, is_async, refuse_unfinished
 from idemgate.errors import AlreadyInProgress, InvalidArgument
 from idemgate.guard.attempt import ClaimAttempt
 from idemgate.guard.claim import AioClaim, Claim
@@ -174,7 +173,7 @@ class Expiry:
                 forget(self.context, delivery.raw_key, self.scope, force=False)
                 claim = _require_started(self._claim(delivery))
             try:
-                _refuse_awaitable(func(expiry.expired_of(delivery)))
+                refuse_unfinished(func(expiry.expired_of(delivery)))
             except BaseException:
                 claim.release()
                 raise
@@ -197,7 +196,7 @@ class Expiry:
                 await forget_async(self.context, delivery.raw_key, self.scope, force=False)
                 claim = _require_started(await self._aio_claim(delivery))
             try:
-                await func(expiry.expired_of(delivery))
+                refuse_unfinished(await func(expiry.expired_of(delivery)))
             except BaseException:
                 await claim.release()
                 raise
@@ -271,13 +270,6 @@ def _require_started(claim: AnyClaim) -> AnyClaim:
         attempt = claim._attempt
         raise AlreadyInProgress(text_of(attempt.key), claim.retry_after or 1.0, attempt.options.scope)
     return claim
-
-
-def _refuse_awaitable(result: object) -> None:
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise InvalidArgument("handler", result, "a plain function returned an awaitable", "Make it an `async def`")
 
 
 def _track_result(seen: expiry.Look) -> Tracked:

@@ -1,0 +1,173 @@
+"""Restoring of stored models: the value that was stored, of the class that it had, without running the class's code.
+
+A stored name never loads anything. It only chooses among the classes that an annotation leads to: those that it names,
+and their loaded subclasses.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from enum import Enum
+from typing import Any, cast, get_args, get_origin
+
+from idemgate.core.codec.annotations import find_class, flatten, hints_of
+from idemgate.core.codec.state import StoredEnum, StoredModel, holds_fields, is_entity, is_pydantic
+from idemgate.core.failure import message_of
+from idemgate.errors import DecodeError
+
+__all__ = ["holds_stored", "restore"]
+
+Convert = Callable[[Any, Any], Any]
+_ROWS = frozenset({list, tuple, set, frozenset})
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
+
+
+def restore(value: Any, annotation: object, convert: Convert | None = None) -> Any:
+    """Return a value of `Codec.decode_stored` as it was: no validator, `__post_init__` or serializer runs.
+
+    Missing fields get their defaults and unknown ones are ignored, so two versions of a model can share data.
+
+    Args:
+        value: the decoded value.
+        annotation: an evaluated annotation (`typing.get_type_hints`).
+        convert: converts a dict that is no stored model to the model of an annotation. None: such a dict is an error.
+
+    Raises:
+        DecodeError: the annotation does not lead to the class of a model in it, or a field is missing. Or a dict stands
+            where the annotation names models only.
+    """
+    try:
+        return _restore(value, flatten(annotation), convert)
+    except DecodeError:
+        raise
+    except Exception as error:
+        raise DecodeError(f"it cannot be rebuilt: {message_of(error)}") from error
+
+
+def holds_stored(value: Any) -> bool:
+    """Return True if a stored model is in a value."""
+    kind = cast(Any, type(value))
+    if kind in _SCALARS:
+        return False
+    if kind is dict:
+        pairs = cast("dict[Any, Any]", value)
+        return any(holds_stored(item) for item in pairs.values()) or any(map(holds_stored, pairs))
+    return kind is StoredModel or kind is StoredEnum or (kind in _ROWS and any(map(holds_stored, value)))
+
+
+def _restore(value: Any, options: tuple[Any, ...], convert: Convert | None) -> Any:
+    kind = cast(Any, type(value))
+    if kind in _SCALARS:
+        return value
+    if kind is StoredModel:
+        return _build(value, *find_class(value.name, options), convert)
+    if kind is StoredEnum:
+        return _build_enum(value, find_class(value.name, options)[0], options, convert)
+    if kind is dict:
+        return _restore_dict(value, options, convert)
+    if kind in _ROWS:
+        return kind([_restore(item, _of_item(options, at, len(value)), convert) for at, item in enumerate(value)])
+    return value
+
+
+def _restore_dict(value: dict[Any, Any], options: tuple[Any, ...], convert: Convert | None) -> Any:
+    named = [get_origin(option) or option for option in options]
+    models = [option for option, kind in zip(options, named, strict=True) if holds_fields(kind)]
+    if models and all(holds_fields(kind) or kind in _SCALARS for kind in named):
+        if convert is None or holds_stored(value):
+            shown = getattr(models[0], "__qualname__", models[0])
+            raise DecodeError(f"it is a dict, and the annotation names {shown}")
+        return convert(value, typing.Union[tuple(options)])  # noqa: UP007 - built at run time
+    keys, items = (_of_pair(options, at) for at in (0, 1))
+    return {_restore(key, keys, convert): _restore(item, items, convert) for key, item in value.items()}
+
+
+def _of_pair(options: tuple[Any, ...], at: int) -> tuple[Any, ...]:
+    """Return the annotations of the keys or the values of a dict."""
+    pairs = [get_args(option) for option in options if get_origin(option) is not tuple]
+    return tuple(part for members in pairs if len(members) == 2 for part in flatten(members[at]))
+
+
+def _of_item(options: tuple[Any, ...], at: int, size: int) -> tuple[Any, ...]:
+    """Return the annotations of one item of a list, tuple or set."""
+    found: list[Any] = []
+    for option in options:
+        members = get_args(option)
+        if get_origin(option) is tuple and Ellipsis not in members:
+            found += flatten(members[at]) if len(members) == size else ()
+        elif members and get_origin(option) is not dict:
+            found += flatten(members[0])
+    return tuple(found)
+
+
+def _build_enum(stored: StoredEnum, cls: type, options: tuple[Any, ...], convert: Convert | None) -> Any:
+    value = _restore(stored.value, options, convert)
+    if not issubclass(cls, Enum):
+        raise DecodeError(f"{stored.name} is no enum")
+    for member in cls.__members__.values():
+        if type(member.value) is type(value) and member.value == value:
+            return member
+    if isinstance(value, int) and hasattr(cls, "_flag_mask_"):  # several flags
+        return cls(value)
+    raise DecodeError(f"a stored value is no member of {cls.__qualname__}")
+
+
+def _build(stored: StoredModel, cls: Any, annotation: Any, convert: Convert | None) -> Any:
+    if not holds_fields(cls) or is_entity(cls):
+        raise DecodeError(f"{stored.name} is no dataclass and no pydantic model")
+    hints = hints_of(cls, annotation) if any(type(item) not in _SCALARS for item in stored.fields.values()) else {}
+    given = {name: _restore(item, flatten(hints.get(name)), convert) for name, item in stored.fields.items()}
+    return _build_pydantic(stored, cls, given) if is_pydantic(cls) else _build_dataclass(stored, cls, given)
+
+
+def _build_dataclass(stored: StoredModel, cls: Any, given: dict[str, Any]) -> Any:
+    made = object.__new__(cls)
+    for field in fields(cls):
+        if field.name in given:
+            value = given[field.name]
+        elif field.default is not MISSING:
+            value = field.default
+        elif field.default_factory is not MISSING:
+            value = field.default_factory()
+        else:
+            raise _missing(cls, field.name)
+        object.__setattr__(made, field.name, value)  # also works for a frozen dataclass
+    for name, value in stored.hidden.items():
+        object.__setattr__(made, name, _restore(value, (), None))
+    return made
+
+
+def _build_pydantic(stored: StoredModel, cls: Any, given: dict[str, Any]) -> Any:
+    made = object.__new__(cls)
+    attributes = {name: given[name] if name in given else _default(cls, name, field, given)
+                  for name, field in cls.model_fields.items()}  # fmt: skip
+    extra = {name: item for name, item in given.items() if name not in attributes}
+    known, hidden = cls.__private_attributes__, {n: _restore(item, (), None) for n, item in stored.hidden.items()}
+    private = {name: item.get_default() for name, item in known.items() if name not in hidden}
+    private = {name: item for name, item in private.items() if type(item).__name__ != "PydanticUndefinedType"}
+    private |= {name: item for name, item in hidden.items() if name in known}
+    state = {
+        "__dict__": attributes | {name: item for name, item in hidden.items() if name not in known},
+        "__pydantic_fields_set__": given.keys() - set(stored.unset),
+        "__pydantic_extra__": extra if cls.model_config.get("extra") == "allow" else None,
+        "__pydantic_private__": private if known else None,
+    }
+    for name, value in state.items():  # as `BaseModel.__setstate__`, which a model may override
+        if value is not None or getattr(cls, name, ...) is not None:  # None already in a RootModel
+            object.__setattr__(made, name, value)
+    return made
+
+
+def _default(cls: Any, name: str, field: Any, given: dict[str, Any]) -> Any:
+    """Return the default of a field that the stored model lacks: another version of its class has stored it."""
+    if field.is_required():
+        raise _missing(cls, name)
+    if getattr(field, "default_factory_takes_validated_data", False):
+        return field.get_default(call_default_factory=True, validated_data=given)
+    return field.get_default(call_default_factory=True)
+
+
+def _missing(cls: Any, name: str) -> DecodeError:
+    return DecodeError(f"it does not fit {cls.__qualname__}: a stored model lacks its field {name!r}")
