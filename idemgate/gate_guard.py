@@ -174,7 +174,8 @@ class GuardMethods:
         Args:
             key: a template over the arguments, "{event[id]}" or "{order.id}", or `key=` and a callable that gets the
                 same arguments. None: all arguments, which must be storable. It is checked and compiled at decoration.
-                Values count, not how they are written: Decimals 1.0 and 1.00 are one key, and so are 7 and "7".
+                Values count, not how they are written: Decimals 1.0 and 1.00 are one key, and so are 7 and "7". Of a
+                model its class and all its fields count. A method needs a key, because its object is in no argument.
             scope: keys of one scope share their record. None: the qualified name of the function. A function without
                 a unique name (a lambda, a partial, an object with `__call__`) needs a scope.
             fingerprint: names of arguments, or a callable. The same key with another fingerprint raises KeyReused.
@@ -182,10 +183,11 @@ class GuardMethods:
             lease: how long a claim is valid without a heartbeat. Heartbeats renew it while the function runs. Make it
                 three times the longest time that C code may hold the GIL.
             on_done: "replay" the result (ResultUnavailable if none was stored), "skip" (return None), or "raise"
-                AlreadyDone. None: "replay", or "skip" with `at_most_once`. A dataclass or pydantic model is stored as
-                its fields and rebuilt from the return annotation. Of a union the first member that fits the fields is
-                used, so `dict | Order` replays a dict. Without an annotation it is replayed as a dict,
-                and the first one is logged. A function that is annotated to return what cannot be stored is refused.
+                AlreadyDone. None: "replay", or "skip" with `at_most_once`. A duplicate gets an equal dataclass or
+                pydantic model of the same class; no validator, `__post_init__` or serializer runs again. The return
+                annotation must lead to that class: name it, a union with it, or a base class of it, or duplicates get
+                ResultUnavailable. If the annotation names no class of yours, they get the dict of its fields, and the
+                first one is logged. A function that is annotated to return what cannot be stored is refused.
             on_in_progress, wait: "raise" AlreadyInProgress (with `retry_after`), "skip" (return None), or "wait" for
                 at most `wait`. A consumer that redelivers (a topic, stream or list) does so after "skip", too: the
                 other owner may still fail. A call that would wait for a run that it is part of raises
@@ -227,7 +229,8 @@ class GuardMethods:
 
         Raises:
             InvalidArgument: an option is invalid, or a decorator below has registered the function. Calls raise it for
-                arguments that give no key.
+                arguments that give no key, and if the function returns a Future, a Task, a generator or another object
+                whose work has not ended. The key is then free.
 
         The guarded function raises its own errors, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable,
         ReplayedFailure, SharedFailure, OutcomeUnknown, AttemptsExhausted and StoreError. LeaseLost means that the

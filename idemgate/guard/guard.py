@@ -80,7 +80,8 @@ class Guard(_BaseGuard):
             wait: how long to wait while another owner runs the key. None: the option `on_in_progress`.
 
         Returns:
-            The verdict. Errors of the handler, of the key and of the store are its `error`.
+            The verdict. Errors of the handler, of the key and of the store are its `error`. A handler that returns a
+            Future or a generator is "rejected": its work has not ended. A duplicate gets a model as a dict.
 
         Raises:
             InvalidArgument: `handler` or `keep` is no plain function, or `wait` no duration. Nothing was sent.

@@ -96,7 +96,8 @@ class Topic(BaseTopic[Sent, Delivered]):
 
         Args:
             key: The key. Triggers of the same key are merged.
-            payload: The payload, as the merge policy requires.
+            payload: The payload, as the merge policy requires. Of a dataclass or pydantic model all fields are sent as
+                they are, also those that it masks or leaves out in its output. `delivery.payload` has a dict of them.
             priority: The priority of the message; higher ones are delivered first. None leaves it unchanged.
             group: The group. At most `group_concurrency` deliveries of a group run at once.
             delay: The time from now until the message is due, instead of the policy's. Also moves a pending message.

@@ -317,7 +317,7 @@ async def test_models_reach_the_function_as_they_were_triggered(face: Any, gate:
     @gate.merge(key="{n}", merge={"cards": append()}, name="cards")
     def charge(n: int, card: Card, cards: list[Card]) -> Any:
         if len(cards) > 1:
-            raise PartialFailure("second", items={"cards": cards[1:]})
+            raise PartialFailure({"cards": cards[1:]})
         return card, cards
 
     gold, card = Gold(number="1", token="t", limit=3), Card(number="2", token="u")
