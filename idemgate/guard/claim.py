@@ -151,9 +151,8 @@ class BaseClaim:
     def result(self) -> Any:
         """The stored result of a done key, or None while the key is not done.
 
-        A model is the dict of its fields. A stored failure (`on_error="store"`) is a dict {"failed": type, "text": text}.
-        Raise ResultUnavailable if the
-        key is done without a result.
+        A model is the dict of its fields. A stored failure (`on_error="store"`) is a dict of
+        "failed", its type, and "text". Raise ResultUnavailable if the key is done without a result.
         """
         entry = self._reply
         if entry.state != "done":
