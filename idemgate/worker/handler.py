@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from types import CoroutineType
 from typing import Any
 
 from idemgate.core.keys import Key, step_key
@@ -31,7 +32,7 @@ def build_run(handler: Handler, namespace: str) -> Callable[[Delivery[Any]], Ver
             if judge is not None:
                 return judge(delivery)
             value = handler(delivery)
-            if value.__class__ not in ENDED:
+            if value.__class__ not in ENDED and value.__class__ is not CoroutineType:  # the event loop awaits it
                 refuse_unfinished(value)
         except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
             return verdict_of(error)._replace(ran=True)

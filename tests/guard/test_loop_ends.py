@@ -74,7 +74,7 @@ def test_a_release_that_is_sent_after_close_arrives_before_the_loop_ends(
 def test_the_end_of_a_loop_waits_for_no_store_that_is_away(
     wire: Any, namespace: str, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = Gate(wire.url, namespace=namespace, clock=clock, timeout="200ms")
+    gate = Gate(wire.url, namespace=namespace, clock=clock, timeout="1s")
 
     async def main() -> None:
         await gate.aio.inspect("warm")

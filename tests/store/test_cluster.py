@@ -560,7 +560,7 @@ async def test_the_primary_is_found_through_sentinels(how: str, asker: Any, watc
 
 
 async def test_an_unknown_service_is_not_executed(asker: Any, watched: tuple[int, int]) -> None:
-    ask = asker(f"redis+sentinel://127.0.0.1:{watched[1]}/other", timeout="100ms")
+    ask = asker(f"redis+sentinel://127.0.0.1:{watched[1]}/other", timeout="1s")
     with pytest.raises(StoreUnavailable, match="other") as told:
         await ask.run(ask.claims.inspect(ask.claims.key("s", "k")))
     assert told.value.executed == "no"
