@@ -27,8 +27,8 @@ def build_run(handler: Handler, namespace: str) -> Callable[[Delivery[Any]], Ver
     judge, owner = build_judge(handler) if is_guarded(handler) else None, (namespace, "topic")
 
     def run(delivery: Delivery[Any]) -> Verdict[Any]:
-        set_current(DeliveryExecution(delivery, owner))
         try:
+            set_current(DeliveryExecution(delivery, owner))
             if judge is not None:
                 return judge(delivery)
             value = handler(delivery)
@@ -50,8 +50,8 @@ def build_run_async(handler: Handler, namespace: str) -> Callable[[Delivery[Any]
     judge, owner = build_judge_async(handler) if is_guarded(handler) else None, (namespace, "topic")
 
     async def run(delivery: Delivery[Any]) -> Verdict[Any]:
-        set_current(DeliveryExecution(delivery, owner))
         try:
+            set_current(DeliveryExecution(delivery, owner))
             if judge is not None:
                 return judge_partial_failure(await judge(delivery))
             value = await handler(delivery)

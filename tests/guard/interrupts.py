@@ -49,13 +49,13 @@ class Interrupter:
     """Run a function and raise `kind` at its `stop`-th point. `reached` is how many points there were, at most `stop`.
 
     `where` is the place, for the failure of a test. Only the code of this package in this thread counts, or that of its
-    `parts`.
+    `parts`. The absolute path of another package or module is a part, too.
     """
 
     def __init__(self, stop: int, kind: type[BaseException], *parts: str) -> None:
         self.stop = stop
         self.kind = kind
-        self._counted = tuple(f"{PACKAGE}/{part}/" for part in parts) or (PACKAGE,)
+        self._counted = tuple(str(Path(PACKAGE, part)) for part in parts) or (PACKAGE,)
         self.reached = 0
         self.where = ""
 

@@ -79,8 +79,9 @@ def _use_timeout(connection: Any, lock_timeout_ms: int) -> Generator[None]:
     """Set the time-out for locks of SQLite inside the block."""
     with connection.cursor() as cursor:
         before = cursor.execute("PRAGMA busy_timeout").fetchone()[0]
-        cursor.execute(f"PRAGMA busy_timeout = {lock_timeout_ms}")
     try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"PRAGMA busy_timeout = {lock_timeout_ms}")
         yield
     finally:
         if connection.connection is not None:

@@ -26,7 +26,11 @@ _TRIES = 5
 
 
 class _Run(Generic[C]):
-    """The connection of a run, until it ends. A task that outlives the handler must not use it."""
+    """The connection of a run, until it ends. A task that outlives the handler must not use it.
+
+    A signal handler may raise after any call. So `apply` makes a run current inside the `try` that ends it. The `try`
+    first takes the connection away, which is no call, and then restores the run before it.
+    """
 
     __slots__ = ("connection",)
 
@@ -62,17 +66,6 @@ class _Rows(Generic[C]):
         """True inside a function that is guarded with this inbox."""
         run = self._current.get()
         return run is not None and run.connection is not None
-
-    @contextmanager
-    def use_connection(self, connection: C) -> Generator[None]:
-        """Make `connection()` return this connection inside the block."""
-        run, previous = _Run(connection), self._current.get()
-        self._current.set(run)
-        try:
-            yield
-        finally:
-            run.connection = None
-            self._current.set(previous)
 
     def is_end(self, error: Exception) -> bool:
         """Return True if an error of the handler means that it ended its transaction, or tried to."""
@@ -189,13 +182,17 @@ class BaseInbox(_Rows[C]):
         with self._begin(entry) as (connection, found):
             if isinstance(found, StoredResult):
                 return found
-            with self.use_connection(connection):
-                try:
-                    result = work()
-                except Exception as error:
-                    if self.is_end(error):
-                        raise EndedByHandler(entry.key, entry.scope) from error
-                    raise
+            run, previous = _Run(connection), self._current.get()
+            try:
+                self._current.set(run)
+                result = work()
+            except Exception as error:
+                if self.is_end(error):
+                    raise EndedByHandler(entry.key, entry.scope) from error
+                raise
+            finally:
+                run.connection = None
+                self._current.set(previous)
             self._store(connection, entry, result, found)
         return None
 
@@ -281,13 +278,17 @@ class BaseAioInbox(_Rows[C]):
         async with self._begin(entry) as (connection, found):
             if isinstance(found, StoredResult):
                 return found
-            with self.use_connection(connection):
-                try:
-                    result = await work()
-                except Exception as error:
-                    if self.is_end(error):
-                        raise EndedByHandler(entry.key, entry.scope) from error
-                    raise
+            run, previous = _Run(connection), self._current.get()
+            try:
+                self._current.set(run)
+                result = await work()
+            except Exception as error:
+                if self.is_end(error):
+                    raise EndedByHandler(entry.key, entry.scope) from error
+                raise
+            finally:
+                run.connection = None
+                self._current.set(previous)
             await self._store(connection, entry, result, found)
         return None
 

@@ -145,11 +145,11 @@ async def connect_async(open_connection: Callable[[], Any], channel: str) -> Asy
         opened if isinstance(opened, AbstractAsyncContextManager) else await opened
     )
     async with manager as connection:
-        before = connection.autocommit
-        await connection.set_autocommit(True)
+        before, timeout = connection.autocommit, None
         cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
-        timeout = _read_timeout(await (await cursor.execute(_READ_TIMEOUT)).fetchone())
         try:
+            await connection.set_autocommit(True)
+            timeout = _read_timeout(await (await cursor.execute(_READ_TIMEOUT)).fetchone())
             await cursor.execute(_listen(channel))
             if timeout is not None:
                 await cursor.execute(_SET_TIMEOUT, (str(SESSION_TIMEOUT),))
@@ -172,9 +172,9 @@ async def connect(
     try:
         connection = await thread.run(manager.__enter__)
         try:
-            autocommit = connection.autocommit
-            timeout = await thread.run(_begin, connection, channel)
+            autocommit, timeout = connection.autocommit, list[str]()
             try:
+                await thread.run(_begin, connection, channel, timeout)
                 yield _BlockingConnection(connection, channel, thread)
             finally:
                 await thread.run(_end, connection, autocommit, timeout)
@@ -184,25 +184,28 @@ async def connect(
         thread.close()
 
 
-def _begin(connection: psycopg.Connection[Any], channel: str) -> str | None:
-    """Listen. Return the former time-out of the session, or None if the server has none."""
+def _begin(connection: psycopg.Connection[Any], channel: str, timeout: list[str]) -> None:
+    """Listen. Add the former time-out of the session to `timeout`, unless the server has none.
+
+    A caller that is cancelled gets no result, and this thread goes on. `_end` follows in the same thread.
+    """
     connection.autocommit = True
     cursor = psycopg.Cursor(connection, row_factory=tuple_row)
-    timeout = _read_timeout(cursor.execute(_READ_TIMEOUT).fetchone())
+    before = _read_timeout(cursor.execute(_READ_TIMEOUT).fetchone())
     cursor.execute(_listen(channel))
-    if timeout is not None:
+    if before is not None:
+        timeout.append(before)
         cursor.execute(_SET_TIMEOUT, (str(SESSION_TIMEOUT),))
-    return timeout
 
 
-def _end(connection: psycopg.Connection[Any], autocommit: bool, timeout: str | None) -> None:
+def _end(connection: psycopg.Connection[Any], autocommit: bool, timeout: list[str]) -> None:
     """Set the connection back."""
     with suppress(psycopg.Error):  # the connection is lost
         cursor = psycopg.Cursor(connection, row_factory=tuple_row)
         cursor.execute("UNLISTEN *")
         cursor.execute(_UNLOCK_ALL)
-        if timeout is not None:
-            cursor.execute(_SET_TIMEOUT, (timeout,))
+        for before in timeout:
+            cursor.execute(_SET_TIMEOUT, (before,))
         connection.autocommit = autocommit
 
 

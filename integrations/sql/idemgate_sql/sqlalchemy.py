@@ -294,8 +294,8 @@ def _lock(connection: Connection, dialect: Dialect, lock_timeout_ms: int) -> Gen
         return
     driver: Any = connection.connection.driver_connection
     before = driver.execute("PRAGMA busy_timeout").fetchone()[0]
-    driver.execute(f"PRAGMA busy_timeout = {lock_timeout_ms}")
     try:
+        driver.execute(f"PRAGMA busy_timeout = {lock_timeout_ms}")
         if not driver.in_transaction:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         yield

@@ -81,13 +81,18 @@ def _check_source(source: object) -> None:
 
 @contextmanager
 def refuse_ends(connection: sqlite3.Connection) -> Generator[None]:
-    """Refuse COMMIT and ROLLBACK inside the block: SQLite answers "not authorized"."""
-    connection.set_authorizer(_authorize)
+    """Refuse COMMIT and ROLLBACK inside the block: SQLite answers "not authorized".
+
+    A signal handler may raise after any call. So the first call after `try` and after `finally` is the one that counts.
+    """
     try:
+        connection.set_authorizer(_authorize)
         yield
     finally:
-        with suppress(sqlite3.ProgrammingError):  # the block has closed it
+        try:  # noqa: SIM105 - `suppress` is a call
             connection.set_authorizer(None)
+        except sqlite3.ProgrammingError:  # the block has closed it
+            pass
 
 
 def _authorize(action: int, *_: object) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import gc
 import os
 import random
@@ -12,6 +14,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import idemgate_sql
 import psycopg as driver
 import pytest
 from idemgate_sql import EndedByHandler, psycopg, sqlalchemy, sqlite
@@ -31,6 +34,7 @@ from integrations.sql.tests.flavours import (
     with_flavours,
 )
 from integrations.sql.tests.test_inbox import credit, forget
+from tests.guard.interrupts import Interrupter
 
 
 async def test_a_commit_by_the_connection_is_refused(gate: Gate, flavour: Flavour, inbox: Any) -> None:
@@ -358,6 +362,67 @@ async def test_a_pool_survives_callers_that_are_cancelled(gate: Gate, postgres_u
 
 class Interrupted(BaseException):
     """What the signal handler of a test raises."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in a destructor
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@with_flavours(lambda kind: kind.survives_signals or kind is AsyncPsycopg)
+def test_an_interrupt_at_any_point_leaves_no_run_open(url: str, namespace: str, flavour: Flavour) -> None:
+    # An event loop closes what an interrupt left of an async transaction at some later time
+    package = Path(idemgate_sql.__file__).parent
+    parts = (str(package / "inbox.py"),) if flavour.awaiting else (str(package), contextlib.__file__)
+    points, keys, wrong = 0, list[str](), list[tuple[str, str]]()
+
+    async def call(pay: Any, key: str, interrupter: Interrupter) -> None:
+        try:
+            made = pay(key)
+            await made if flavour.awaiting else made
+        except (Interrupted, EndedByHandler, *flavour.errors):
+            # The traceback keeps the frames of the call, as that of an error that a framework stores
+            if inbox.is_running:
+                wrong.append((interrupter.where, "open"))
+
+    with Gate(url, namespace=namespace) as gate, asyncio.Runner() as runner:
+        inbox = runner.run(flavour.create())
+        pay = flavour.decorate_directly(gate, inbox, credit, scope="pay")
+        while True:
+            points += 1
+            keys.append(f"p{points:04}")
+            interrupter = Interrupter(points, Interrupted, *parts)
+            interrupter.run(functools.partial(runner.run, call(pay, keys[-1], interrupter)))
+            if not interrupter.where:
+                break
+            if not flavour.awaiting and pay(keys[-1]) != {"receipt": keys[-1]}:
+                wrong.append((interrupter.where, "no result"))
+        runner.run(gate.aio.close())
+    assert not wrong, f"{len(wrong)} of {points} interrupts, such as {wrong}"
+    assert points > 40
+    assert flavour.awaiting or flavour.credits() == keys
+
+
+def test_an_interrupt_at_any_point_leaves_no_connection_that_refuses_to_commit() -> None:
+    def run() -> None:
+        with sqlite.refuse_ends(connection), pytest.raises(sqlite3.DatabaseError):
+            connection.execute("COMMIT")
+
+    points, refused, where = 0, list[str](), "before"
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute("BEGIN")
+        while where:
+            points += 1
+            interrupter = Interrupter(points, Interrupted, str(Path(sqlite.__file__)))
+            with suppress(Interrupted, sqlite3.Error):
+                interrupter.run(run)
+            where = interrupter.where
+            try:
+                connection.execute("COMMIT")
+            except sqlite3.DatabaseError:
+                refused.append(where)
+                connection.set_authorizer(None)
+                connection.execute("COMMIT")
+            connection.execute("BEGIN")
+    assert not refused
+    assert points > 4
 
 
 @with_flavours(lambda kind: kind.survives_signals)  # other libraries leave locks behind; a task is cancelled instead

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg as driver
 import pytest
-from idemgate_sql import ConnectionInUse, psycopg, sqlite
+from idemgate_sql import ConnectionInUse, psycopg, psycopg_relay, sqlite
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
@@ -52,6 +52,28 @@ async def test_an_async_pool(gate: Gate, postgres_url: str) -> None:
     async with AsyncConnectionPool(postgres_url, min_size=1, max_size=2, open=False) as pool:
         await run_twice(gate, flavour, psycopg.AsyncInbox(pool))
         forget(gate, "p1")
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_a_relay_that_cannot_listen_returns_its_connection_as_it_was(
+    gate: Gate, postgres_url: str, monkeypatch: pytest.MonkeyPatch, awaiting: bool
+) -> None:
+    def refuse(channel: str) -> None:
+        raise ConnectionRefusedError(channel)
+
+    monkeypatch.setattr(psycopg_relay, "_listen", refuse)
+    if awaiting:
+        async with AsyncConnectionPool(postgres_url, min_size=1, max_size=1, open=False) as aio_pool:
+            with pytest.raises(ConnectionRefusedError):
+                await psycopg.AsyncInbox(aio_pool).relay(gate).relay_once()
+            async with aio_pool.connection() as connection:
+                assert not connection.autocommit
+    else:
+        with ConnectionPool(postgres_url, min_size=1, max_size=1) as pool:
+            with pytest.raises(ConnectionRefusedError):
+                await psycopg.Inbox(pool).relay(gate).relay_once()
+            with pool.connection() as blocking:
+                assert not blocking.autocommit
 
 
 async def test_a_pool_without_a_free_connection_frees_the_key(gate: Gate, postgres_url: str) -> None:
