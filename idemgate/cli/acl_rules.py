@@ -68,9 +68,9 @@ ROLES = {
     ),
     "subscriber": Role(
         "consumes Pub/Sub, streams, lists and expired keys; name their --keys and --channels",
-        ["expiry/ttl", "lists/renew", "lists/settle", "lists/take"],
+        ["expiry/ttl", "lists/renew", "lists/settle", "lists/take", "streams/leave", "streams/renew"],
         "SUBSCRIBE PSUBSCRIBE ROLE SCAN BLMOVE "
-        "XACK XADD XAUTOCLAIM XCLAIM XGROUP|CREATE XGROUP|DELCONSUMER XPENDING XREADGROUP XTRIM",
+        "XACK XADD XAUTOCLAIM XCLAIM XGROUP|CREATE XINFO|CONSUMERS XPENDING XREADGROUP XTRIM",
         [],
     ),
     "viewer": Role(

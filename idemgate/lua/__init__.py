@@ -15,7 +15,7 @@ from pathlib import Path
 __all__ = ["Script", "commands", "names", "script", "source"]
 
 _DIRECTORY = Path(__file__).parent  # importing importlib.resources costs more than the rest of this package
-_CALL = re.compile(rb'redis\.p?call\("([A-Z]+)"')
+_CALL = re.compile(rb'redis\.p?call\("([A-Z]+(?:", "[A-Z]+)?)"')
 _INCLUDE = re.compile(r'--- @include "([a-z_/]+)"\n')
 _INCLUDES = re.compile(r'(?:^--- @include "[a-z_/]+"\n)+|(?:^ +--- @include "[a-z_/]+"\n)+', re.MULTILINE)
 
@@ -41,7 +41,7 @@ def names() -> list[str]:
     folders = (
         folder
         for folder in _DIRECTORY.iterdir()
-        if folder.name in ("dedup", "expiry", "guard", "lists", "members", "reshard", "topics")
+        if folder.name in ("dedup", "expiry", "guard", "lists", "members", "reshard", "streams", "topics")
     )
     return sorted(f"{folder.name}/{file.name[:-4]}" for folder in folders for file in folder.iterdir())
 
@@ -66,5 +66,8 @@ def script(name: str) -> Script:
 
 
 def commands(name: str) -> frozenset[str]:
-    """Return the Redis commands of a script, in capitals. Its user needs permission for all of them."""
-    return frozenset(found.decode() for found in _CALL.findall(script(name).text))
+    """Return the Redis commands of a script, in capitals, such as "HSET" or "XGROUP|DELCONSUMER".
+
+    Its user needs permission for all of them.
+    """
+    return frozenset(found.decode().replace('", "', "|") for found in _CALL.findall(script(name).text))

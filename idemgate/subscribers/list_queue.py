@@ -28,6 +28,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from idemgate.core.calls import Call
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import list_keys
 from idemgate.core.validation import check_int
@@ -35,7 +36,8 @@ from idemgate.errors import InvalidArgument
 from idemgate.store.context import Context
 from idemgate.subscribers.callback import check_callback
 from idemgate.subscribers.list_entries import ListCalls, ListEntry, TakenEntry, encode_dead_letter
-from idemgate.subscribers.reader import EntryReader, consumer_name
+from idemgate.subscribers.reader import EntryReader
+from idemgate.subscribers.stream_group import consumer_name
 
 __all__ = ["ListQueue"]
 
@@ -137,11 +139,8 @@ class _ListReader(EntryReader[TakenEntry]):
     async def _acknowledge_entries(self, ids: Sequence[bytes]) -> None:
         await self._link.run(self._calls.remove(ids))
 
-    async def _renew(self, working: Sequence[TakenEntry]) -> Sequence[TakenEntry]:
-        if not working:
-            return []
-        held = await self._link.run(self._calls.renew(working))
-        return [one for one, is_held in zip(working, held, strict=True) if not is_held and not one.over]
+    def _build_renewal(self, working: Sequence[TakenEntry]) -> Call[list[bool]]:
+        return self._calls.renew(working)
 
     async def _release(self, taken: TakenEntry, after_ms: int, *, undo: bool) -> None:
         await self._link.run(self._calls.retry(taken, after_ms, undo=undo))

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from idemgate.core.backoff import retry_pause
+from idemgate.core.calls import Call
 from idemgate.core.clock import monotonic
 from idemgate.core.failure import last_line
-from idemgate.core.tokens import token
 from idemgate.core.verdict import Verdict
 from idemgate.errors import DownstreamUnavailable, StoreError, StoreUnavailable
 from idemgate.store.context import Context
 from idemgate.store.shielded import finish_despite_cancel
 from idemgate.subscribers.callback import Callback
 from idemgate.subscribers.executor import BoundedExecutor
+from idemgate.subscribers.renewal import EntryRenewal, HeldEntry
 
-__all__ = ["BLOCK", "EntryReader", "Registration", "consumer_name", "wait_within"]
+__all__ = ["BLOCK", "EntryReader", "Registration", "wait_within"]
 
 log = logging.getLogger("idemgate.subscriber")
 BLOCK = 500
@@ -30,20 +29,16 @@ BLOCK = 500
 ACKS = 1000
 
 
-class _HeldEntry(Protocol):
+class _TakenEntry(HeldEntry, Protocol):
     """An entry that this consumer holds; `idemgate.subscribers.list_entries.TakenEntry` describes the attributes."""
 
-    id: bytes
-    over: bool
     done: bool
-    lost: bool
-    held_from: float
 
     @property
     def entry(self) -> Any: ...
 
 
-H = TypeVar("H", bound=_HeldEntry)
+H = TypeVar("H", bound=_TakenEntry)
 
 
 class Registration(Protocol):
@@ -54,11 +49,6 @@ class Registration(Protocol):
     concurrency: int
     reclaim_ms: int
     max_deliveries: int
-
-
-def consumer_name() -> str:
-    """Return a new name that tells the machine and the process."""
-    return f"{socket.gethostname()}-{os.getpid()}-{token().hex()}"
 
 
 class EntryReader(ABC, Generic[H]):
@@ -73,13 +63,14 @@ class EntryReader(ABC, Generic[H]):
         self._callback = Callback(options.callback)
         self._executor = BoundedExecutor[H](self._handle, options.concurrency)
         self._live: dict[bytes, H] = {}
+        self._renewal: EntryRenewal[H] | None = None
         self._freed = asyncio.Event()
         self._acknowledgeable: list[bytes] = []
         self._to_ack = asyncio.Event()
         self._reads_at = self._read_from = 0.0
 
     async def run(self, grace: float, ready: Callable[[], None] | None) -> None:
-        acking, renewing = asyncio.create_task(self._ack()), asyncio.create_task(self._renew_forever())
+        acking = asyncio.create_task(self._ack())
         try:
             with suppress(StoreUnavailable):  # then it begins when the store is back
                 await self._open()
@@ -91,7 +82,8 @@ class EntryReader(ABC, Generic[H]):
             try:
                 await finish_despite_cancel(self._end(grace if self._stop.is_set() else 0), self._executor.hurry)
             finally:
-                renewing.cancel()
+                if self._renewal is not None:
+                    self._options.context.heartbeat.remove(self._renewal)
                 self._callback.close()
 
     # -- what a source does -------------------------------------------------------------------------------------------
@@ -109,8 +101,8 @@ class EntryReader(ABC, Generic[H]):
         """Acknowledge handled entries."""
 
     @abstractmethod
-    async def _renew(self, working: Sequence[H]) -> Sequence[H]:
-        """Renew running entries and return those that another consumer has."""
+    def _build_renewal(self, working: Sequence[H]) -> Call[list[bool]]:
+        """Build the call that renews entries. Its answer says of each whether this consumer still holds it."""
 
     @abstractmethod
     async def _release(self, taken: H, after_ms: int, *, undo: bool) -> None:
@@ -160,6 +152,11 @@ class EntryReader(ABC, Generic[H]):
         await wait_within(self._freed, self._block_ms() / 1000)
 
     def _take(self, taken: Sequence[H]) -> None:
+        if taken and self._renewal is None:
+            self._renewal = EntryRenewal(
+                self._options.reclaim_ms / 1000, self._live, self._build_renewal, self._report_lost
+            )
+            self._options.context.heartbeat.add(self._renewal)
         for one in taken:
             known = self._live.setdefault(one.id, one)
             known.held_from = self._read_from
@@ -173,7 +170,7 @@ class EntryReader(ABC, Generic[H]):
     async def _handle(self, taken: H) -> None:
         try:
             if monotonic() - taken.held_from > self._options.reclaim_ms / 2000:  # the process stalled, or just waited
-                await self._renew_all([taken])
+                await self._renew_now(taken)
             if taken.lost:  # while it waited; its new consumer handles it
                 return
             if taken.entry.deliveries > self._options.max_deliveries:  # each delivery ended with its process
@@ -276,26 +273,15 @@ class EntryReader(ABC, Generic[H]):
             for number in ids:
                 self._forget(number)
 
-    async def _renew_forever(self) -> None:
-        """Renew running entries, so that no other consumer reclaims them."""
-        while True:
-            await asyncio.sleep(self._options.reclaim_ms / 3000)
-            try:
-                await self._renew_all([taken for taken in self._live.values() if not taken.over and not taken.lost])
-            except StoreError as error:
-                self._report_error(error)
+    async def _renew_now(self, taken: H) -> None:
+        """Renew an entry that may have waited for too long, and mark it as lost if another consumer has it."""
+        sent, renewal = monotonic(), self._renewal
+        assert renewal is not None, "the first take makes it"
+        renewal.record([taken], await self._options.context.aio_link.run(self._build_renewal([taken])), sent)
 
-    async def _renew_all(self, working: Sequence[H]) -> None:
-        """Renew entries from now on, and mark those that another consumer has as lost."""
-        renewed_from = monotonic()
-        gone = await self._renew(working)
-        for taken in working:
-            taken.held_from = renewed_from
-        for taken in gone:
-            if not taken.lost:
-                taken.lost = True
-                self._count("lost")
-                log.warning("subscriber.lost", extra=self._facts | {"id": taken.entry.id})
+    def _report_lost(self, taken: H) -> None:
+        self._count("lost")
+        log.warning("subscriber.lost", extra=self._facts | {"id": taken.entry.id})
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ Counters:
 - `stream.trimmed`: entries trimmed from the stream before they were done.
 - `stream.dead_trimmed`: entries trimmed from the dead stream.
 - `stream.unburied`: failed writes to the dead stream.
+- `stream.consumers_removed`: names of vanished consumers, deleted from the group.
 - `stream.groups_made`, `.store_errors`.
 """
 
@@ -26,19 +27,22 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from idemgate.core.calls import Call
 from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.validation import check_int
-from idemgate.errors import InvalidArgument, StoreError
+from idemgate.errors import InvalidArgument, ServerRejected, StoreError
 from idemgate.store.context import Context
 from idemgate.subscribers.callback import check_callback
-from idemgate.subscribers.reader import EntryReader, consumer_name
-from idemgate.subscribers.stream_group import Entry, Group, PendingEntry, is_group_missing
+from idemgate.subscribers.reader import EntryReader
+from idemgate.subscribers.stream_group import Entry, Group, PendingEntry, consumer_name, is_group_missing
 
 __all__ = ["Stream"]
 
 log = logging.getLogger("idemgate.subscriber")
 Start = Literal["0", "$"]
+REMOVE_INTERVAL = 600.0
+"""Seconds between two searches for the names of vanished consumers."""
 
 
 class Stream:
@@ -96,7 +100,7 @@ class _StreamReader(EntryReader[PendingEntry]):
         consumer = options.consumer or consumer_name()
         self._group = Group(options.context.aio_link, options.stream, options.group, consumer, options.reclaim_ms)
         self._recreate_from: str = options.start
-        self._reclaim_at = 0.0
+        self._reclaim_at = self._remove_at = 0.0
         facts = {"stream": options.stream, "group": options.group, "consumer": consumer}
         super().__init__(options, "stream", facts, stop)
 
@@ -115,6 +119,9 @@ class _StreamReader(EntryReader[PendingEntry]):
         if len(self._live) > self._options.concurrency:
             await self._wait_for_room()
             return
+        if monotonic() >= self._remove_at:
+            self._remove_at = monotonic() + REMOVE_INTERVAL
+            await self._remove_vanished()
         if monotonic() >= self._reclaim_at:
             self._reclaim_at = monotonic() + min(1.0, self._options.reclaim_ms / 3000)
             await self._reclaim()
@@ -132,6 +139,17 @@ class _StreamReader(EntryReader[PendingEntry]):
             log.error("subscriber.trimmed", extra=self._facts | {"count": trimmed})
         self._count("reclaimed", len(taken))
         self._take(taken)
+
+    async def _remove_vanished(self) -> None:
+        """Delete the names of vanished consumers. An access list without this command must not stop the reading."""
+        try:
+            self._count("consumers_removed", await self._group.remove_vanished())
+        except ServerRejected as error:
+            if is_group_missing(error):
+                raise
+            self._remove_at = float("inf")
+            facts = self._facts | {"error": str(error)}
+            log.warning("subscriber.consumers_kept stream=%r error=%r", self._stream.stream, str(error), extra=facts)
 
     async def _recover(self, error: StoreError, failures: int) -> None:
         """Create a deleted group again; after any other error wait.
@@ -153,10 +171,12 @@ class _StreamReader(EntryReader[PendingEntry]):
     async def _acknowledge_entries(self, ids: Sequence[bytes]) -> None:
         await self._group.ack(ids)
 
-    async def _renew(self, working: Sequence[PendingEntry]) -> Sequence[PendingEntry]:
-        return await self._group.renew(working)
+    def _build_renewal(self, working: Sequence[PendingEntry]) -> Call[list[bool]]:
+        return self._group.renew([entry.id for entry in working])
 
     async def _release(self, taken: PendingEntry, after_ms: int, *, undo: bool) -> None:
+        if self._renewal is not None:  # one that the server executes later would undo the release
+            await self._renewal.wait_for(taken.id)
         await self._group.release(taken, after_ms, undo=undo)
 
     async def _write_dead_letter(self, taken: PendingEntry, reason: str, error: str) -> int:

@@ -1,16 +1,31 @@
-"""Commands of one consumer in a consumer group. Each command uses one key only, so that it works on a cluster."""
+"""Commands of one consumer in a consumer group. Each uses one key only, so that it works on a cluster."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import socket
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from idemgate.core.calls import Call, call
+from idemgate.core.tokens import token
 from idemgate.errors import ServerRejected
 from idemgate.store.aio import AsyncLink
 
-__all__ = ["Entry", "Group", "PendingEntry", "is_group_missing"]
+__all__ = ["VANISHED", "Entry", "Group", "PendingEntry", "consumer_name", "is_group_missing"]
+
+VANISHED = 3_600_000
+"""Ms without a command of a consumer, after which its process has probably ended. A consumer that lives loses nothing:
+its next entry creates the name again."""
+_GENERATED = re.compile(rb".+-[0-9]+-[0-9a-f]{32}", re.DOTALL)
+
+
+def consumer_name() -> str:
+    """Return a new name that tells the machine and the process."""
+    return f"{socket.gethostname()}-{os.getpid()}-{token().hex()}"
 
 
 @dataclass(slots=True)
@@ -69,6 +84,7 @@ class Group:
         self.consumer = consumer
         self.reclaim_ms = reclaim_ms
         self._cursor = b"0-0"
+        self._key = stream.encode()
 
     async def create(self, start: str) -> bool:
         """Create the group, and the stream if necessary; return False if the group exists."""
@@ -120,20 +136,9 @@ class Group:
         pending = await self._pending(number)
         return PendingEntry(self.stream, number, entries[0][1], pending[0][3] if pending else 1)
 
-    async def renew(self, working: Sequence[PendingEntry]) -> list[PendingEntry]:
-        """Reset the idle time of running entries; return those that another consumer has reclaimed."""
-        pending = await asyncio.gather(*(self._pending(one.id) for one in working))
-        me, mine, gone = self.consumer.encode(), list[bytes](), list[PendingEntry]()
-        for one, found in zip(working, pending, strict=True):
-            if one.over:
-                continue  # it ended meanwhile, and may have been released
-            if found and found[0][1] == me:
-                mine.append(one.id)
-            else:
-                gone.append(one)
-        if mine:
-            await self._claim(0, *mine, "JUSTID")
-        return gone
+    def renew(self, ids: Sequence[bytes]) -> Call[list[bool]]:
+        """Build the call that resets the idle time of entries. Its answer says of each whether it is held."""
+        return call("streams/renew", (self._key,), ("", self.group, self.consumer, *ids), _read_renewed)
 
     async def release(self, entry: PendingEntry, after_ms: int, *, undo: bool) -> None:
         """Make an entry reclaimable after `after_ms`, at most the reclaim time. With `undo` it counts as no attempt."""
@@ -154,12 +159,37 @@ class Group:
         return int(await self._link.command("XTRIM", dead, "MAXLEN", keep))
 
     async def leave(self) -> None:
-        """Delete this consumer from the group, unless it has pending entries: they would be lost."""
-        if not await self._link.command("XPENDING", self.stream, self.group, "-", "+", 1, self.consumer):
-            await self._link.command("XGROUP", "DELCONSUMER", self.stream, self.group, self.consumer)
+        """Delete this consumer from the group, unless it has pending entries."""
+        await self._link.run(self.build_leave(self.consumer))
+
+    def build_leave(self, consumer: str | bytes) -> Call[bool]:
+        """Build the call that deletes a consumer, unless it has pending entries. Its answer says whether it did."""
+        return call("streams/leave", (self._key,), ("", self.group, consumer), _read_left)
+
+    async def remove_vanished(self) -> int:
+        """Delete the consumers of processes that ended without leaving, and whose entries others have taken over.
+
+        Only names that `consumer_name` made are deleted.
+        """
+        consumers = await self._link.command("XINFO", "CONSUMERS", self.stream, self.group)
+        fields = [dict(zip(one[::2], one[1::2], strict=True)) for one in consumers]
+        names = [
+            one[b"name"]
+            for one in fields
+            if not one[b"pending"] and one[b"idle"] >= VANISHED and _GENERATED.fullmatch(one[b"name"])
+        ]
+        return sum(await asyncio.gather(*(self._link.run(self.build_leave(name)) for name in names)))
 
     async def _claim(self, idle_ms: int, *rest: bytes | str | int) -> Any:
         return await self._link.command("XCLAIM", self.stream, self.group, self.consumer, idle_ms, *rest)
 
     async def _pending(self, number: bytes) -> Any:
         return await self._link.command("XPENDING", self.stream, self.group, number, number, 1)
+
+
+def _read_renewed(reply: list[Any]) -> list[bool]:
+    return [word == b"renewed" for word in reply[2:]]
+
+
+def _read_left(reply: list[Any]) -> bool:
+    return bool(reply[0] == b"left")

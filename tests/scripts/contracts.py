@@ -25,9 +25,10 @@ def _set(words: str) -> set[str]:
 
 READS = _set("""EXISTS HEXISTS HGET HGETALL HKEYS HLEN HMGET HSTRLEN HVALS PTTL STRLEN TIME TTL TYPE ZCARD
     ZCOUNT ZLEXCOUNT ZMSCORE ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANK ZREVRANGE ZREVRANGEBYSCORE ZREVRANK ZSCORE
-    LLEN LRANGE HSCAN ZSCAN GET SCARD SISMEMBER SMEMBERS""")
+    LLEN LRANGE XPENDING HSCAN ZSCAN GET SCARD SISMEMBER SMEMBERS""")
 WRITES = _set("""DEL HDEL HINCRBY HSET HSETNX PERSIST PEXPIRE PEXPIREAT PUBLISH UNLINK ZADD ZINCRBY ZPOPMAX
-    ZPOPMIN ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE LPUSH RPUSH LPOP RPOP LTRIM SADD SREM XADD SET INCRBY""")
+    ZPOPMIN ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE LPUSH RPUSH LPOP RPOP LTRIM SADD SREM XADD SET INCRBY
+    XCLAIM XGROUP""")
 """What Redis 6.2 knows too, and a script of ours may use."""
 GLOBALS = _set("""KEYS ARGV redis cmsgpack struct math string table tonumber tostring type ipairs pairs unpack select
     error next assert pcall""")
@@ -61,6 +62,7 @@ KEY_NAMES = {
     "members": {"key"},
     "expiry": set(),
     "lists": {"key"},
+    "streams": {'"DELCONSUMER"'},
     "lib": {"key", "log", "page", "t.key"},
 }
 """The variable names, by folder, under which a script may pass a key; `t.key` belongs to lib/dedup/buckets."""

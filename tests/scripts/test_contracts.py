@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -19,6 +19,7 @@ from idemgate.guard.calls import Claims, Record, register_retention
 from idemgate.membership import calls as members
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls, TakenEntry
+from idemgate.subscribers.stream_group import Group
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, TopicCalls, open_topic, stored_policy
@@ -280,6 +281,7 @@ def _calls() -> list[Call[Any]]:
     ]
     jobs = ListCalls("jobs", "me", None, lease_ms=1, pop="left", max_dead_letters=1)
     entry = TakenEntry("jobs", b"1", b"1 me", b"x")
+    group: Any = Group(cast(Any, None), "stream", "group", "me", 1)
     seen = Record("done", 1, 1, 0, None, 1.0, 0.0, "", False, "v", b"", b"")
     return [
         claims.claim(record, owner, 1, 1),
@@ -335,6 +337,8 @@ def _calls() -> list[Call[Any]]:
         *(jobs.remove([b"1"] * n) for n in (0, 1, 3)),
         jobs.retry(entry, 5, undo=True),
         jobs.bury(entry, b"letter"),
+        *(group.renew([b"1-0"] * n) for n in (0, 1, 3)),
+        group.build_leave("me"),
         members.heartbeat("ns", "g", None, said, 1000),
         members.heartbeat("ns", "g", None, said_much, 1000),
         members.leave("ns", "g", None, "m"),

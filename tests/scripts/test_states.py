@@ -151,6 +151,8 @@ def _words(call: Call[Any], reply: Any) -> None:
 
 
 ELSEWHERE = {
+    "streams/leave": "a consumer's idle time changes with each call; tests/worker/test_subscribers_stream asks for it",
+    "streams/renew": "the idle time of an entry is never the same twice; tests/worker/test_subscribers_stream does",
     "store/touch": "takes no time and says no word, but 1; it stands behind what the link writes, and is tried below",
 }
 """Scripts that no scene asks for, and why."""

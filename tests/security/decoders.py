@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgpack
 import redis.exceptions as rx
@@ -35,7 +35,7 @@ from idemgate.subscribers.expiry import rules as expiry
 from idemgate.subscribers.expiry.glob import matcher
 from idemgate.subscribers.list_entries import ListCalls, TakenEntry, encode_dead_letter
 from idemgate.subscribers.pubsub import PubSubMessage
-from idemgate.subscribers.stream_group import PendingEntry
+from idemgate.subscribers.stream_group import Group, PendingEntry
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, TopicCalls, open_topic
@@ -215,6 +215,9 @@ def _calls() -> Iterator[Call[Any]]:
     yield jobs.take(1)
     yield jobs.renew([taken])
     yield jobs.bury(taken, b"{}")
+    group = Group(cast(Any, None), "s", "g", "c", 1)
+    yield group.renew([b"1-0"])
+    yield group.build_leave("c")
 
 
 CALLS = tuple(_calls())

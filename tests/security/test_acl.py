@@ -24,6 +24,7 @@ from idemgate.lua import commands, names
 from idemgate.membership import calls as members
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls
+from idemgate.subscribers.stream_group import Group
 from idemgate.testing import Clock, audit
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
@@ -319,6 +320,7 @@ class Scene:
         entries = ListCalls(
             f"theirs-{gate.namespace}", "me", gate.context.clock, lease_ms=1, pop="left", max_dead_letters=1
         )
+        group = Group(gate.context.aio_link, f"theirs-{gate.namespace}", "g", "me", 1)
         self.calls = [
             claims.claim(claims.key("s", "new"), token(), 30_000, 30_000),
             claims.mark(claims.key("s", "other"), token(), 1000),
@@ -365,6 +367,8 @@ class Scene:
             entries.take(1),
             entries.renew([]),
             entries.remove([b"1"]),
+            group.renew([b"1-0"]),
+            group.build_leave("me"),
             resizing._begin(calls, 4),
             resizing._end(old, begun.change, "given up", b"", b""),
             resizing._close(calls, 0, b"change"),
@@ -417,7 +421,7 @@ def refusal(gate: Gate, call: Call[Any]) -> str:
     return ""
 
 
-FOREIGN_KEYS = {"expiry/ttl", "lists/renew", "lists/settle", "lists/take"}
+FOREIGN_KEYS = {"expiry/ttl", "lists/renew", "lists/settle", "lists/take", "streams/leave", "streams/renew"}
 """Calls on keys of the user's own. No role has them unless the rule names them."""
 
 

@@ -406,6 +406,24 @@ async def test_a_long_callback_is_not_reclaimed_by_others(replicas: Any, jobs: Q
     assert [sum(gate.counters[f"list.{name}"] for gate in gates) for name in ("reclaimed", "lost")] == [0, 0]
 
 
+async def test_leases_are_renewed_while_a_callback_blocks_the_event_loop(one: Gate, jobs: Queue) -> None:
+    # Given a callback that blocks its event loop until its lease was renewed
+    renewed = list[bool]()
+
+    @one.list(jobs.name, reclaim="3s")
+    async def handle(entry: ListEntry) -> None:
+        first, end = jobs.raw.zscore(jobs.leases, entry.id), time.monotonic() + 20
+        while (lease := jobs.raw.zscore(jobs.leases, entry.id)) == first and time.monotonic() < end:
+            time.sleep(0.01)  # noqa: ASYNC251 - that is the test
+        renewed.append(lease > first)
+
+    async with one.aio.subscribers():
+        jobs.push("7")
+        await until(lambda: renewed and jobs.settled())
+    # Then it was renewed meanwhile, so that no other consumer takes the entry
+    assert renewed == [True]
+
+
 async def test_an_entry_that_another_took_is_counted_as_lost(one: Gate, jobs: Queue) -> None:
     # Given an entry that runs here
     release, started = asyncio.Event(), list[str]()

@@ -448,6 +448,24 @@ async def test_a_long_callback_is_not_reclaimed_by_others(replicas: Any, stream:
     assert [sum(gate.counters[f"stream.{name}"] for gate in gates) for name in ("reclaimed", "lost")] == [0, 0]
 
 
+async def test_leases_are_renewed_while_a_callback_blocks_the_event_loop(one: Gate, stream: Log) -> None:
+    # Given a callback that blocks its event loop until its entry was renewed
+    renewed = list[bool]()
+
+    @one.stream(stream.name, group="billing", reclaim="3s")
+    async def handle(entry: Entry) -> None:
+        idle, end = -1, time.monotonic() + 20
+        while (before := idle) <= (idle := stream.pending()[0]["time_since_delivered"]) and time.monotonic() < end:
+            time.sleep(0.01)  # noqa: ASYNC251 - that is the test
+        renewed.append(idle < before)
+
+    async with one.aio.subscribers():
+        stream.add(n=1)
+        await until(lambda: stream.settled(1))
+    # Then it was renewed meanwhile, so that no other consumer reclaims it
+    assert renewed == [True]
+
+
 async def test_an_entry_that_another_took_while_the_process_stalled_does_not_start(
     one: Gate, stream: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -606,7 +624,41 @@ async def test_what_does_not_finish_within_the_grace_stays_pending(one: Gate, st
     # Then stopping does not wait for it, and it is another's to go on with
     assert one.counters["stream.abandoned"] == 1
     assert [entry["times_delivered"] for entry in stream.pending()] == [1]
-    assert len(stream.consumers()) == 1
+    # And its name stays: with the name, the group would forget the entry
+    assert [consumer["pending"] for consumer in stream.consumers()] == [1]
+
+
+async def test_a_consumer_that_stops_deletes_its_name(one: Gate, stream: Log) -> None:
+    # Given a consumer that has handled an entry
+    @one.stream(stream.name, group="billing")
+    async def handle(entry: Entry) -> None: ...
+
+    async with one.aio.subscribers():
+        stream.add(n=1)
+        await until(lambda: stream.settled(1))
+        assert len(stream.consumers()) == 1
+    # When it has stopped, then the group does not keep its name
+    assert stream.consumers() == []
+
+
+async def test_names_of_vanished_consumers_are_deleted(one: Gate, stream: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given consumers that were never seen again: two named by idemgate, of which one has an entry, and one by a user
+    monkeypatch.setattr("idemgate.subscribers.stream_group.VANISHED", 0)
+    stream.make()
+    empty, busy = f"host-1-{0:032x}", f"host-2-{0:032x}"
+    for name in (empty, "theirs"):
+        stream.raw.xgroup_createconsumer(stream.name, "billing", name)
+    stream.add(n=1)
+    stream.take(busy)
+
+    @one.stream(stream.name, group="billing", consumer="me")
+    async def handle(entry: Entry) -> None: ...
+
+    # When another consumer of the group runs
+    async with one.aio.subscribers():
+        await until(lambda: one.counters["stream.consumers_removed"])
+    # Then it deletes the name that is generated and has no entry
+    assert {consumer["name"].decode() for consumer in stream.consumers()} - {"me"} == {busy, "theirs"}
 
 
 async def test_acknowledgements_travel_together(one: Gate, stream: Log) -> None:
