@@ -274,11 +274,14 @@ def is_guarded(func: Callable[..., Any]) -> bool:
 
 
 def _guard_of(func: Any) -> tuple[GuardedFunction | None, Any, Any]:
-    """Return the guard of a function, what it wraps and the object of a bound method. Without a guard all are None."""
-    parent = getattr(func, "_self_parent", None)  # a bound method has its own wrapper
-    guard = getattr(func if parent is None else parent, "_self_guard", None)
-    if not isinstance(guard, GuardedFunction):
+    """Return the guard of a function, what it wraps and the object of a bound method. Without a guard all are None.
+
+    A decorator above `once` copies or forwards the attributes of a guarded function, but it has work of its own.
+    """
+    if not issubclass(type(func), _KeyMethods):
         return None, None, None
+    parent = getattr(func, "_self_parent", None)  # a bound method has its own wrapper
+    guard = (func if parent is None else parent)._self_guard
     wrapped = func.__wrapped__
     return guard, wrapped, None if isbuiltin(wrapped) else getattr(wrapped, "__self__", None)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import wrapt
 
 from idemgate import Gate, InvalidArgument
 from idemgate.subscribers.callback import Callback
@@ -203,3 +204,52 @@ def _returning(result: Any) -> Any:
         return result
 
     return handle
+
+
+def copy_attributes(func: Any) -> Any:
+    @functools.wraps(func)
+    def above(*args: Any) -> Any:
+        ran.append("above")
+        return func(*args)
+
+    @functools.wraps(func)
+    async def above_async(*args: Any) -> Any:
+        ran.append("above")
+        return await func(*args)
+
+    return above_async if asyncio.iscoroutinefunction(func) else above
+
+
+@wrapt.decorator
+def forward_attributes(func: Any, _instance: object, args: Any, kwargs: Any) -> Any:
+    ran.append("above")
+    return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("above", [copy_attributes, forward_attributes])
+@pytest.mark.parametrize("awaiting", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize("kind", ["once", "callback", "method"])
+async def test_a_decorator_above_a_guarded_handler_runs(gate: Gate, above: Any, awaiting: bool, kind: str) -> None:
+    def effect(*_: object) -> None:
+        ran.append("effect")
+
+    async def effect_async(*_: object) -> None:
+        ran.append("effect")
+
+    # Given a guarded handler, and a decorator above it whose function has the attributes of what it decorates
+    guard: Any = gate.callback if kind == "callback" else gate.once
+    handler = above(guard(key=lambda *_: "k", scope="s")(effect_async if awaiting else effect))
+    if kind == "method":
+        handler = type("Orders", (), {"handle": handler})().handle
+    topic = gate.topic("t")
+    topic.trigger("k", 1)
+    (delivery,) = topic.take()
+    # When a topic and a subscriber call it
+    verdicts = [
+        await build_run_async(handler, "ns")(delivery) if awaiting else build_run(handler, "ns")(delivery),
+        await Callback(handler)("message"),
+    ]
+    # Then each call goes through the decorator, and the effect happens once
+    assert [verdict.outcome for verdict in verdicts] == ["handled", "handled"]
+    assert ran == ["above", "effect", "above"]
+    topic.delete(discard=True)
