@@ -183,8 +183,8 @@ def append(cap: int = 1000) -> Merge:
     """Return a policy that keeps all payloads in the order of their triggers.
 
     Args:
-        cap: The maximum number of payloads, 1 to 100,000. At most 1 MiB is kept. Later ones are dropped and counted in
-            `delivery.dropped`.
+        cap: The maximum number of payloads, 1 to 100,000. At most 1 MiB is kept. The receipt of a later trigger is
+            "dropped", and `delivery.dropped` counts it. It does not count towards `max_size`.
     """
     return Merge({"op": "append", "cap": _cap(cap), "bytes": MAX_BYTES})
 
@@ -197,7 +197,7 @@ def union(cap: int = 1000) -> Merge:
 
     Args:
         cap: The maximum number of items, 1 to 100,000. At most 1 MiB is kept. Later ones are dropped and counted in
-            `delivery.dropped`.
+            `delivery.dropped`. The receipt of a trigger whose items are all dropped is "dropped".
     """
     return Merge({"op": "union", "cap": _cap(cap), "bytes": MAX_BYTES})
 

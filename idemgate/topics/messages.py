@@ -126,8 +126,9 @@ class Receipt:
     Attributes:
         status: What became of the trigger. "scheduled": it is a new pending message. "merged": it joined the pending
             message of its key. "replaced": it joined that message and moved it to its own time. "dropped": it was not
-            accepted, because its `version` is older or the window of a leading edge is open. "duplicate": its
-            `event_id` was seen for this key.
+            accepted. Its `version` is older, the window of a leading edge is open, or the message is full: it has no
+            room for any of the payload (`append`, `union`, a policy per field). If there is room for a part, the
+            receipt is "merged" or "replaced". "duplicate": its `event_id` was seen for this key.
         due_ms: The time at which the message is due. In ms since the epoch. None if the trigger was not accepted.
         ticket: The data by which `topic.result` finds the result. None if the topic stores no results.
     """
@@ -394,9 +395,10 @@ class Peek:
 class Stats:
     """Message counts by state, and counters since the topic was created.
 
-    Counters whose name ends in `_triggers`, and accepted, merged, dropped, duplicate and replaced, count triggers. All
-    others count messages or deliveries. At any time, accepted = acked_triggers + cancelled_triggers + deleted_triggers
-    + expired_triggers + forwarded_triggers + the triggers of stored messages.
+    Counters whose name ends in `_triggers`, and accepted, merged, dropped, duplicate and replaced, count triggers.
+    items_failed and items_dropped count items. All others count messages or deliveries. At any time, accepted =
+    acked_triggers + cancelled_triggers + deleted_triggers + expired_triggers + forwarded_triggers + the triggers of
+    stored messages.
 
     Attributes:
         scheduled: Messages due later.

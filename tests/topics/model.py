@@ -54,6 +54,7 @@ class Message:
     group: str = ""
     attempts: int = 0
     earlier: int = 0  # attempts that ended before its newest trigger
+    dropped: int = 0  # items for which it had no room
     pinned: bool = False  # its caller named the time
     failure: str = ""
     holds: bool = False  # a place in its group, though it is not in flight: it came back and will be tried again
@@ -144,6 +145,8 @@ class Model:
         """(receipt, due)"""
         receipt = self._refusal(key, version, event)
         due: int | None = None
+        if receipt is None and self._is_full(key):
+            receipt = "dropped"
         if receipt is None:
             self.counters["accepted"] += 1
             serial = self.counters["accepted"]
@@ -171,6 +174,15 @@ class Model:
                 self.memo["door", key] = (1, self.now + self.rules.quiet)
             return "dropped"
         return None
+
+    def _is_full(self, key: str) -> bool:
+        """Whether the pending message has no room for a trigger, which it counts."""
+        old = self.pending.get(key)
+        if old is None or not self.rules.kept or not (old.dropped or len(old.payloads) >= self.rules.kept):
+            return False
+        old.dropped += 1
+        self.counters["items_dropped"] += 1
+        return True
 
     def _put(self, key: str, new: Message, at: int | None) -> tuple[str, int]:
         old = self.pending.get(key)
@@ -390,6 +402,11 @@ class Model:
         own, time = waiting if replaced else message, waiting if moved else message
         both.due, both.why, both.pinned = time.due, time.why, time.pinned
         both.attempts, both.earlier, both.failure = own.attempts, own.earlier, own.failure
+        if self.rules.kept:
+            held = sum(min(len(one.payloads), self.rules.kept) for one in (message, waiting))
+            lost = max(0, held - self.rules.kept)
+            both.dropped = message.dropped + waiting.dropped + lost
+            self.counters["items_dropped"] += lost
         both.holds = not moved and any(one.holds and one.group == both.group for one in (message, waiting))
         self.pending[key] = both
 
@@ -522,10 +539,10 @@ class Model:
     def shown(self, message: Message | None) -> Any:
         if message is None:
             return None
-        dropped = max(0, len(message.payloads) - self.rules.kept) if self.rules.kept else 0
         return (
             len(message.payloads), self.rules.merge(message.payloads), message.first, message.last, message.attempts,
-            message.why, message.version, message.failure, message.priority or 0, message.group, dropped,
+            message.why, message.version, message.failure, message.priority or 0, message.group,
+            message.dropped,
         )  # fmt: skip
 
     def peek(self, key: str) -> Any:

@@ -54,6 +54,8 @@ def deliveries(
         deliver(time)
         for _, key, payload in group:
             due, reason, seen = open_.get(key, (time + window, "window", []))
+            if merge == "append" and len(seen) == APPEND_CAP:
+                continue  # dropped
             seen.append((time, payload))
             if quiet:
                 due, reason = min(

@@ -10,16 +10,19 @@ import pytest
 
 from idemgate import Gate, append, union
 from idemgate.errors import DecodeError
+from idemgate.testing import Clock
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
-async def _merged(face: Any, merge: Any, payloads: list[Any]) -> Any:
-    """The one delivery of these payloads."""
+async def _merged(face: Any, merge: Any, payloads: list[Any], count: int | None = None) -> Any:
+    """The one delivery of these payloads, and whose triggers were accepted: `count` of them, or all."""
     topic = face.topic("t", merge=merge)
-    await topic.trigger_many([("k", payload) for payload in payloads])
+    receipts = await topic.trigger_many([("k", payload) for payload in payloads])
     (delivery,) = await topic.take(10)
-    assert delivery.count == len(payloads)
+    accepted = len(payloads) if count is None else count
+    assert delivery.count == sum(receipt.accepted for receipt in receipts) == accepted
+    assert (await topic.stats())["dropped"] == len(payloads) - accepted
     return delivery
 
 
@@ -62,8 +65,72 @@ async def test_a_sum_beyond_what_counts_exactly_says_so_by_its_type(face: Any) -
 
 
 async def test_an_append_keeps_the_first_and_counts_the_rest(face: Any) -> None:
-    delivery = await _merged(face, append(3), [1, 2, 3, 4, 5])
+    delivery = await _merged(face, append(3), [1, 2, 3, 4, 5], count=3)
     assert (delivery.payload, delivery.dropped) == ([1, 2, 3], 2)
+
+
+FULL: list[Any] = [
+    (append(2), [1, 2, 3, 4], ["merged", "dropped", "dropped"], 2),
+    (append(), [b"x" * 200_000] * 6, ["merged"] * 4 + ["dropped"], 1),
+    (union(2), [[1, 2], [2], [3, 2], [3], []], ["merged", "merged", "dropped", "merged"], 2),
+    ({"log": append(1)}, [{"log": 1}, {"log": 2}, {}], ["dropped", "merged"], 1),
+    ({"log": append(1), "n": "count"}, [{"log": 1, "n": 1}, {"log": 2, "n": 1}, {"log": 3}], ["merged", "dropped"], 2),
+    ("last", [1, 2], ["merged"], 0),
+]
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in one call", "one by one"])
+@pytest.mark.parametrize(("merge", "payloads", "statuses", "items"), FULL)
+async def test_a_trigger_for_which_there_is_no_room_is_dropped(
+    face: Any, conserved: Any, together: bool, merge: Any, payloads: list[Any], statuses: list[str], items: int
+) -> None:
+    topic = face.topic("t", merge=merge, window="10s")
+    # When a message has no room for some triggers, or for a part of them
+    if together:
+        receipts = await topic.trigger_many([("k", payload) for payload in payloads])
+    else:
+        receipts = [await topic.trigger("k", payload) for payload in payloads]
+    # Then the receipt of a trigger of which nothing was merged says so
+    assert [receipt.status for receipt in receipts] == ["scheduled", *statuses]
+    assert [receipt.accepted for receipt in receipts] == [receipt.status != "dropped" for receipt in receipts]
+    # And the topic counts the triggers that were accepted, those that were not, and all items without room
+    stats, message = await topic.stats(), (await topic.peek("k")).pending
+    dropped = statuses.count("dropped")
+    assert (stats["accepted"], stats["dropped"], stats["items_dropped"]) == (len(payloads) - dropped, dropped, items)
+    assert (message.count, message.dropped) == (len(payloads) - dropped, items)
+    await conserved(topic, ["k"])
+
+
+async def test_a_trigger_without_room_changes_nothing_else(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", merge=append(1), quiet="10s", max_delay="1m", priority=True)
+    await topic.trigger("k", 1, priority=1, version=1)
+    before = await topic.peek("k")
+    clock.advance("5s")
+    # When a trigger with options of its own has no room
+    late = await topic.trigger("k", 2, event_id="e", version=2, group="g", priority=5, delay="1h")
+    # Then it moves nothing, and its event and version may come again
+    after = await topic.peek("k")
+    assert (late.status, after.pending.dropped, after.due_at) == ("dropped", 1, before.due_at)
+    for name in ("count", "first_ms", "last_ms", "due_ms", "reason", "version", "priority", "group", "payload"):
+        assert getattr(after.pending, name) == getattr(before.pending, name), name
+    clock.advance("5s")
+    (delivery,) = await topic.take(10)
+    await topic.ack(delivery)
+    assert (await topic.trigger("k", 2, event_id="e", version=2)).status == "scheduled"
+
+
+async def test_items_that_find_no_room_when_they_return_are_counted(face: Any, conserved: Any) -> None:
+    topic = face.topic("t", merge=append(3), backoff=0)
+    # Given a delivery of two items, behind which two wait
+    await topic.trigger_many([("k", 1), ("k", 2)])
+    (delivery,) = await topic.take(10)
+    await topic.trigger_many([("k", 3), ("k", 4)])
+    # When it fails
+    await topic.nack(delivery)
+    # Then the item beyond the cap is counted by the message and by the topic
+    message = (await topic.peek("k")).pending
+    assert (message.payload, message.dropped, (await topic.stats())["items_dropped"]) == ([1, 2, 3], 1, 1)
+    await conserved(topic, ["k"])
 
 
 async def test_a_union_keeps_the_first_and_counts_the_rest(face: Any) -> None:
@@ -79,7 +146,7 @@ async def test_one_payload_can_fill_a_union(face: Any) -> None:
 
 async def test_an_append_is_bounded_in_bytes(face: Any) -> None:
     # Given ten payloads of 200 kB: more than a message of an append may hold
-    delivery = await _merged(face, append(), [bytes([n]) * 200_000 for n in range(10)])
+    delivery = await _merged(face, append(), [bytes([n]) * 200_000 for n in range(10)], count=5)
     assert [item[0] for item in delivery.payload] == [0, 1, 2, 3, 4]
     assert delivery.dropped == 5
 

@@ -70,8 +70,8 @@ def firsts(number: int) -> dict[str, Any]:
 GROUPS = ("g", "h", "g", "h", "")
 CASES = {
     "quiet, bounded": Case(
-        {"quiet": 10, "max_delay": 25, "max_size": 4, "merge": append(3)},
-        (Rules(quiet=10_000, max_delay=25_000, max_size=4, **firsts(3)),),
+        {"quiet": 10, "max_delay": 25, "max_size": 3, "merge": append(3)},
+        (Rules(quiet=10_000, max_delay=25_000, max_size=3, **firsts(3)),),
     ),
     "leading window": Case(
         {"window": 10, "edge": "leading", "merge": "last"}, (Rules(window=10_000, leading=True, replaces=True),)

@@ -180,13 +180,13 @@ async def test_there_is_room_again_for_what_comes_after(face: Any, conserved: An
     topic = face.topic("t", merge=append(3), backoff=0)
     # Given a full message that had to drop two
     delivery = await _one(topic, 1, 2, 3, 4, 5)
-    assert (delivery.payload, delivery.dropped, delivery.count) == ([1, 2, 3], 2, 5)
+    assert (delivery.payload, delivery.dropped, delivery.count) == ([1, 2, 3], 2, 3)
     await topic.nack(delivery, items=[2])
     # Then what it dropped was told with the attempt that is over, and newer items fit in
     await topic.trigger("k", 6)
     (again,) = await topic.take(10)
     assert (again.payload, again.dropped, again.count) == ([2, 6], 0, 2)
-    assert (await topic.stats())["acked_triggers"] == 4
+    assert (await topic.stats())["acked_triggers"] == 2
     await conserved(topic, ["k"])
 
 

@@ -87,30 +87,30 @@ async def test_union_and_nack_agree_that_the_order_in_a_dict_does_not_matter(
 
 
 CAPPED: list[Any] = [
-    (append(2), [1, 2, 3, 4], [1, 2], 2),
-    (union(2), [[1], [2], [3], [4]], [1, 2], 4),
-    ({"l": append(2)}, [{"l": n} for n in (1, 2, 3, 4)], {"l": [1, 2]}, 4),
-    ({"l": append(2)}, [{"l": n} for n in (1, 2, 3, 4)], {"l": ...}, 4),
-    ({"l": append(2)}, [{"l": n} for n in (1, 2, 3, 4)], ["l"], 4),
-    ({"l": union(2)}, [{"l": [n]} for n in (1, 2, 3, 4)], ["l"], 4),
+    (append(2), [1, 2, 3, 4], [1, 2]),
+    (union(2), [[1], [2], [3], [4]], [1, 2]),
+    ({"l": append(2)}, [{"l": n} for n in (1, 2, 3, 4)], {"l": [1, 2]}),
+    ({"l": append(2)}, [{"l": n} for n in (1, 2, 3, 4)], {"l": ...}),
+    ({"l": append(2)}, [{"l": n} for n in (1, 2, 3, 4)], ["l"]),
+    ({"l": union(2)}, [{"l": [n]} for n in (1, 2, 3, 4)], ["l"]),
 ]
 
 
-@pytest.mark.parametrize(("merge", "payloads", "items", "count"), CAPPED)
+@pytest.mark.parametrize(("merge", "payloads", "items"), CAPPED)
 async def test_all_items_named_are_the_same_as_most_of_them(
-    face: Face, clock: Clock, conserved: Any, merge: Any, payloads: list[Any], items: Any, count: int
+    face: Face, clock: Clock, conserved: Any, merge: Any, payloads: list[Any], items: Any
 ) -> None:
     # Given a delivery whose list was full
     topic = face.topic("t", merge=merge, window="1s")
     await topic.trigger_many([("k", payload) for payload in payloads])
     await topic.flush()
     delivery = await _delivered(topic)
-    assert (delivery.count, delivery.dropped) == (4, 2)
+    assert (delivery.count, delivery.dropped) == (2, 2)
     # When all of its items failed
     assert await topic.nack(delivery, items=items, delay="0s") == "ok"
     # Then those return, and the dropped ones are reported no more
     delivery = await _delivered(topic)
-    assert (delivery.count, delivery.dropped) == (count, 0)
+    assert (delivery.count, delivery.dropped) == (2, 0)
     stats = await topic.stats()
     assert (stats["partial"], stats["items_failed"]) == (1, 2)
     assert await topic.ack(delivery) == "ok"

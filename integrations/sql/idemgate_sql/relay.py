@@ -216,7 +216,8 @@ class Relay:
         """Trigger the topic. Return the ids of the rows."""
         rows, triggers = zip(*ready, strict=True) if ready else ((), ())
         receipts = await topic.aio.trigger_many(triggers)
-        self._gate.counters.add("sql.relay_duplicates", sum(one.status == "duplicate" for one in receipts))
+        for status, name in (("duplicate", "sql.relay_duplicates"), ("dropped", "sql.relay_dropped")):
+            self._gate.counters.add(name, sum(one.status == status for one in receipts))
         return [row.id for row in rows]
 
     async def _refuse(self, connection: RelayConnection, row: OutboxRow, error: Exception) -> None:

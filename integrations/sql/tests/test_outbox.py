@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, InvalidArgument, Trigger
+from idemgate import Gate, InvalidArgument, Trigger, append
 from idemgate.testing import Clock
 from integrations.sql.tests.flavours import Flavour, with_flavours
 from integrations.sql.tests.killed_relay import replace_execute
@@ -157,6 +157,14 @@ async def test_a_row_that_is_sent_again_has_no_second_effect(gate: Gate, inbox: 
     # Then the topic has each of them once
     assert [one.payload for one in await topic.aio.take(10)] == [[1, 2, 3]]
     assert gate.counters["sql.relay_duplicates"] == 2
+
+
+async def test_rows_that_their_topic_drops_are_counted(gate: Gate, inbox: Any) -> None:
+    full = gate.topic("full", merge=append(1))
+    await send(inbox, full, ("a", 1), ("a", 2), ("b", 3))
+    assert await inbox.relay(gate).relay_once() == 3
+    assert sorted(one.payload for one in await full.aio.take(10)) == [[1], [3]]
+    assert (gate.counters["sql.relayed"], gate.counters["sql.relay_dropped"]) == (3, 1)
 
 
 async def test_a_trigger_that_the_topic_would_refuse_is_refused_before_it_is_written(

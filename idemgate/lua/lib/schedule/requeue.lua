@@ -31,7 +31,7 @@ end
 -- Merge a message that returns with the pending one of its key. Return the message, and whether its time is that of the
 -- pending one: the caller set it, or nothing of the payload that returns is left. The last triggers decide which is newer: either
 -- may be a redriven dead letter.
-local function fold(p, m, waiting)
+local function fold(K, p, m, waiting)
   local newer = waiting.last > m.last or waiting.last == m.last and waiting.serial > m.serial
   local replaced = newer and p.merge.op == "last" and m.attempts > 0
   if newer and m.attempts > 0 then
@@ -40,7 +40,9 @@ local function fold(p, m, waiting)
   local own, moved = replaced and waiting or m, replaced or waiting.pinned == 1
   local time, kept = moved and waiting or m, { attempts = own.attempts, failure = own.failure, earlier = own.earlier }
   kept.due, kept.why, kept.pinned = time.due, time.why, time.pinned -- read now: merging writes into one of them
-  m = newer and merge_messages(p.merge, m, waiting) or merge_messages(p.merge, waiting, m)
+  local lost
+  m, lost = merge_messages(p.merge, newer and m or waiting, newer and waiting or m)
+  add_counters(K, { items_dropped = lost })
   for name, value in pairs(kept) do
     m[name] = value
   end
@@ -60,7 +62,7 @@ local function requeue(K, p, key, m, due, why)
     if stood and stood ~= waiting.due then
       waiting.due, waiting.why = stood, reason.flush
     end
-    m, moved = fold(p, m, waiting)
+    m, moved = fold(K, p, m, waiting)
     for _, group in ipairs(hash == K.messages and groups or {}) do
       -- Leave the former group. If its time is another, which may be far away, no group waits for it.
       if group ~= m.group or moved then

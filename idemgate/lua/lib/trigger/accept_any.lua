@@ -96,7 +96,7 @@ local function accept_any(t)
     else
       receipt, due = add_message(key, options, acc)
     end
-    if options.tracked then
+    if options.tracked and receipt ~= "dropped" then
       dedup.remember(call, key, options, due)
     end
     return receipt, due
@@ -133,7 +133,7 @@ local function accept_any(t)
   if dedup then
     dedup.store(call)
   end
-  done.scheduled, done.accepted = nil, accepted
+  done.scheduled, done.accepted, done.items_dropped = nil, accepted, call.lost
   add_counters(K, done)
   publish_hint(K, old_earliest, earliest_due(K))
   return reply_of(t, replied), tracked

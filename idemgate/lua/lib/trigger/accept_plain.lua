@@ -7,7 +7,7 @@
 --- @include "lib/merge/payloads"
 --- @include "lib/validate/stored"
 -- Merge a trigger into a packed message. Return the message, and its new and its former due time. Return nil if the
--- message needs `accept_any`. Such a message is corrupt or has an extension. Or it waits for a retry. Or its time was
+-- message needs `accept_any`. Such a message is corrupt, is full, or has an extension. Or it waits for a retry. Or its time was
 -- set by the caller or by a flush of the slot (`flushed`: its last serial). If the policy computes, the message is
 -- only a header, and `plan.sums` has its unpacked accumulator.
 local function merge_packed(t, plan, key, packed, acc)
@@ -34,7 +34,11 @@ local function merge_packed(t, plan, key, packed, acc)
   if not stored or not plan.sums[key] and not is_accumulator(p.merge, stored) then
     return nil
   end
-  plan.sums[key] = merge(p.merge, stored, cmsgpack.unpack(acc))
+  local merged, lost = merge(p.merge, stored, cmsgpack.unpack(acc))
+  if lost and lost > 0 then
+    return nil -- the trigger may be dropped
+  end
+  plan.sums[key] = merged
   return header, due, old_due
 end
 

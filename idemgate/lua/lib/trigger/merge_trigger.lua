@@ -61,7 +61,8 @@ local function reschedule_merged(call, key, old, score, m, at)
   end
 end
 
--- Merge one trigger into the pending message of its key. Return its receipt and the due time.
+-- Merge one trigger into the pending message of its key. Return its receipt and the due time. It is dropped if the message
+-- has no room for any of it.
 local function merge_trigger(call, key, old, options, acc)
   local p, new = call.p, call.new
   call.changed[key] = true
@@ -73,8 +74,12 @@ local function merge_trigger(call, key, old, options, acc)
   end
   local receipt = "merged"
   new.acc, new.version, new.priority, new.group = acc, options.version, options.priority, options.group
-  local m, failed = merge_messages(p.merge, old, new), old.attempts > 0
-  if failed then
+  local failed = old.attempts > 0
+  local m, lost = merge_messages(p.merge, old, new, true)
+  call.lost = call.lost + lost
+  if not m then
+    return "dropped", call.now_ms
+  elseif failed then
     restart_attempts(p.merge, m)
   end
   if score and score ~= m.due then
