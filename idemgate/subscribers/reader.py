@@ -290,6 +290,8 @@ class EntryReader(ABC, Generic[H]):
         self._executor.waiting.clear()
         await self._return_unstarted(waiting)
         left = await self._executor.finish(grace)
+        for taken in self._live.values():
+            taken.lost = taken.lost or not taken.over  # its callback swallowed the cancellation: leave it to its lease
         if left:
             self._count("abandoned", left)
             log.warning("subscriber.abandoned", extra=self._facts | {"count": left})

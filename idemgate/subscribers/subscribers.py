@@ -20,6 +20,8 @@ __all__ = ["Subscriber", "Subscribers"]
 log = logging.getLogger("idemgate.subscriber")
 OVERTIME = 2.0
 """Seconds after the grace time for the last read of a subscriber and for its acknowledgements."""
+CLEANUP_SECONDS = 10.0
+"""Seconds for a cancelled subscriber to end. One that swallows its cancellation is left running after that."""
 
 
 class Subscriber(Protocol):
@@ -43,8 +45,8 @@ class Subscribers:
 
     Entering returns when each subscriber listens, or has found the store unavailable and retries. Leaving stops them:
     they read no new messages, and running callbacks may finish within `grace`. One that ignores the stop is cancelled
-    after that. A permanent error of one subscriber stops all of them and is raised, such as ServerRejected for a key
-    that is no stream.
+    after that; one that swallows the cancellation is left running. A permanent error of one subscriber stops all of
+    them and is raised, such as ServerRejected for a key that is no stream.
     """
 
     def __init__(
@@ -107,11 +109,15 @@ class Subscribers:
         finally:
             stopped.cancel()
             for task in tasks:
-                task.cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-        for end in ends:
-            if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
-                raise end
+                if not task.cancelling():  # a second cancellation would disturb its cleanup
+                    task.cancel()
+            _, left = await asyncio.wait(tasks, timeout=CLEANUP_SECONDS)
+            for task in left:
+                name = repr(tasks[task])
+                log.error("subscriber.left_running subscriber=%s", name, extra={"subscriber": name})
+        for task in tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
 
     async def _finish(self, running: set[asyncio.Task[None]], tasks: Mapping[asyncio.Task[None], Subscriber]) -> None:
         """Wait for tasks after the stop. Cancel those that still run after the grace time, or after `hurry`."""
@@ -126,8 +132,6 @@ class Subscribers:
             name = repr(tasks[task])
             log.error("subscriber.cut_short subscriber=%s", name, extra={"subscriber": name})
             task.cancel()
-        if running:
-            await asyncio.wait(running)
 
     async def __aenter__(self) -> Self:
         if self._task is not None:

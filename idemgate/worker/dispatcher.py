@@ -326,6 +326,18 @@ class Dispatcher:
                 self._report_cut(entry)
                 task.cancel()
 
+    def abandon_running(self) -> None:
+        """Leave async handlers that swallowed their cancellation to their leases: nothing can end them."""
+        for task, entry in list(self.tasks.items()):
+            if not task.done():
+                task.remove_done_callback(self._on_task_done)
+                del self.tasks[task]
+                entry.delivery.lost = True
+                facts = entry.log_facts()
+                log.error("worker.abandoned topic=%r key=%r", *facts.values(), extra=facts)
+                self._context.counters.add("worker.abandoned")
+                self._drop(entry)
+
     def _report_cut(self, entry: InFlight) -> None:
         facts = entry.log_facts()
         log.error("worker.cut_short topic=%r key=%r", *facts.values(), extra=facts | {"token": entry.delivery.token})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -15,9 +17,11 @@ from idemgate.errors import InvalidArgument, PolicyChanged
 from idemgate.subscribers.subscribers import Subscriber, Subscribers
 from idemgate.worker.coordinator import MembershipOption
 from idemgate.worker.logs import configure as configure_logs
-from idemgate.worker.worker import HasTopics, Worker
+from idemgate.worker.worker import CLEANUP_SECONDS, HasTopics, Worker
 
 __all__ = ["run"]
+
+log = logging.getLogger("idemgate.worker")
 
 
 class RunnableGate(HasTopics, Protocol):
@@ -37,6 +41,8 @@ def run(
     membership: MembershipOption = None,
 ) -> None:
     """Run until SIGTERM or SIGINT. The first signal begins the grace time, a second one ends it.
+
+    A handler or task that swallows its cancellation is left behind: it cannot keep the process alive.
 
     Without a handler for the events of idemgate, logging is configured: they go to stderr, from INFO.
     """
@@ -75,14 +81,49 @@ async def _run(
     stop = asyncio.Event()
     _stop_on_signals(stop, worker, subscribers)
     runs = [runner.run(stop) for runner in (worker, subscribers) if runner is not None]
+    executor = ThreadPoolExecutor(thread_name_prefix="asyncio")
+    asyncio.get_running_loop().set_default_executor(executor)
     try:
         ends = await asyncio.gather(*(_stop_on_failure(run, stop) for run in runs), return_exceptions=True)
     finally:
         await gate.context.close_aio()
         gate.context.close()
+        await _leave_endless_work(executor)
     for end in ends:
         if isinstance(end, BaseException):
             raise end
+
+
+async def _leave_endless_work(executor: ThreadPoolExecutor) -> None:
+    """Cancel all other tasks of the event loop. Hide those that do not end from `asyncio.run`, which would wait."""
+    loop = asyncio.get_running_loop()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    ended = asyncio.Event()
+    threading.Thread(target=_end_threads, args=(executor, loop, ended), daemon=True).start()
+    waits = asyncio.create_task(ended.wait())
+    _, left = await asyncio.wait({*tasks, waits}, timeout=CLEANUP_SECONDS)
+    if waits in left:
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        waits.cancel()
+    if endless := left - {waits}:
+        log.error("worker.tasks_left tasks=%r", [*map(repr, endless)], extra={"tasks": len(endless)})
+        for task in endless:
+            asyncio._unregister_task(task)  # documented in "Extending asyncio"
+        # Python would close their coroutines when it ends, which may loop for ever. It leaves the frames of daemon
+        # threads alone.
+        threading.Thread(target=_hold, args=(endless,), daemon=True).start()
+
+
+def _end_threads(executor: ThreadPoolExecutor, loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
+    executor.shutdown(cancel_futures=True)
+    with suppress(RuntimeError):  # the event loop is closed
+        loop.call_soon_threadsafe(ended.set)
+
+
+def _hold(_: object) -> None:
+    threading.Event().wait()
 
 
 async def _stop_on_failure(run: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:

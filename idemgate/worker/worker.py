@@ -444,6 +444,7 @@ class Worker:
         dispatcher.cancel_running()
         if dispatcher.tasks:
             await asyncio.wait(dispatcher.tasks, timeout=CLEANUP_SECONDS)
+            dispatcher.abandon_running()
         self._drained = True
         dispatcher.to_settle.set()
         longest_lease = max((consumer.lease for consumer in self._consumers), default=0.0)

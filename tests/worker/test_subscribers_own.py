@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -151,6 +152,29 @@ async def test_a_loop_that_ignores_the_stop_is_cancelled_after_the_grace(
     await within(10, enter())
     assert seen == ["loop starts", "finishing starts", "finishing ends", "loop is cancelled"]
     assert "subscriber.cut_short" in caplog.text
+
+
+class Swallowing(Loop):
+    async def consume(self, stop: asyncio.Event, ready: Ready) -> None:
+        self.end = asyncio.Event()
+        while not self.end.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.end.wait()
+
+
+async def test_a_loop_that_swallows_its_cancellation_is_left_running(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(module, "OVERTIME", 0.0)
+    monkeypatch.setattr(module, "CLEANUP_SECONDS", 0.05)
+    loop, stop = Swallowing([]), asyncio.Event()
+    gate.add_subscriber(loop)
+    running = asyncio.create_task(gate.aio.subscribers(grace=0).run(stop))
+    await loop.started.wait()
+    stop.set()
+    await within(10, running)
+    assert "subscriber.left_running" in caplog.text
+    loop.end.set()
 
 
 # -- under gate.run() -------------------------------------------------------------------------------------------------

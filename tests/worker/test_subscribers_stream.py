@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -626,6 +626,30 @@ async def test_what_does_not_finish_within_the_grace_stays_pending(one: Gate, st
     assert [entry["times_delivered"] for entry in stream.pending()] == [1]
     # And its name stays: with the name, the group would forget the entry
     assert [consumer["pending"] for consumer in stream.consumers()] == [1]
+
+
+async def test_a_callback_that_swallows_its_cancellation_is_left_behind(one: Gate, stream: Log) -> None:
+    # Given a callback that does not end when it is cancelled
+    go, running = asyncio.Event(), list[asyncio.Task[Any] | None]()
+
+    @one.stream(stream.name, group="billing")
+    async def handle(entry: Entry) -> None:
+        running.append(asyncio.current_task())
+        while not go.is_set():
+            with suppress(asyncio.CancelledError):
+                await go.wait()
+        raise LookupError
+
+    # When its subscriber stops, then that ends all the same
+    async with one.aio.subscribers(grace=0):
+        entry = stream.add(n=1)
+        await until(lambda: running)
+    assert one.counters["stream.abandoned"] == 1
+    # And when the callback fails later, it does not touch the entry, which another consumer has now
+    stream.claim(entry, "other", idle=0, count=5)
+    go.set()
+    await until(lambda: running[0] is not None and running[0].done())
+    assert [(found["consumer"], found["times_delivered"]) for found in stream.pending()] == [(b"other", 5)]
 
 
 async def test_a_consumer_that_stops_deletes_its_name(one: Gate, stream: Log) -> None:

@@ -45,7 +45,21 @@ def stuck(delivery):
     say("started", delivery.key)
     time.sleep(3600)
 
-topic.handler({"waiting": waiting, "endless": endless, "stuck": stuck}[sys.argv[3]])
+async def swallowing(delivery):
+    say("started", delivery.key)
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except BaseException:
+            pass
+
+async def threading_(delivery):
+    say("started", delivery.key)
+    await asyncio.to_thread(stuck, delivery)
+
+topic.handler({
+    "waiting": waiting, "endless": endless, "stuck": stuck, "swallowing": swallowing, "to_thread": threading_,
+}[sys.argv[3]])
 gate.run(concurrency=1, grace=sys.argv[4])
 say("over")
 """
@@ -144,6 +158,38 @@ def test_a_second_signal_ends_it_at_once(
     peek = topic.peek("a")
     assert (peek.pending.attempts, topic.stats().ready) == (1, 1)
     record_fault(ENDED, 1, promises="P7 P11", lost=0)
+
+
+@pytest.mark.parametrize(("grace", "signals"), [("100ms", 1), ("1h", 2)])
+def test_a_handler_that_swallows_its_cancellation_does_not_keep_the_process(
+    topic: Any, program: Callable[..., Program], grace: str, signals: int, record_fault: Callable[..., None]
+) -> None:
+    topic.trigger("a")
+    one = program("swallowing", grace=grace)
+    assert one.says() == "started a"
+    for _ in range(signals):
+        one.process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            one.process.wait(1.5)  # the same signal within a second would be the same
+    code, said, err = one.rest(20)
+    # Then its program goes on and ends
+    assert (code, said) == (0, "over")
+    # And says so, and its delivery is left to its lease
+    assert re.findall(r" (worker\.abandoned|worker\.tasks_left) ", err) == ["worker.abandoned", "worker.tasks_left"]
+    assert topic.stats().in_flight == 1
+    record_fault(ENDED, 1, promises="P7 P11", lost=0)
+
+
+def test_a_thread_that_an_async_handler_awaits_does_not_keep_gate_run(
+    topic: Any, program: Callable[..., Program]
+) -> None:
+    topic.trigger("a")
+    one = program("to_thread", grace="100ms")
+    assert one.says() == "started a"
+    assert one.says() == "started a"  # of the thread
+    one.process.send_signal(signal.SIGTERM)
+    # Then `gate.run()` returns; only Python waits for the thread
+    assert one.says() == "over"
 
 
 def test_a_thread_that_does_not_end_does_not_keep_the_process(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -139,6 +140,34 @@ async def test_a_handler_that_finishes_in_spite_of_being_cancelled_is_done(gate:
         await started.wait()
     stats = await topic.aio.stats()
     assert (stats["acked"], stats.pending, stats.in_flight) == (1, 0, 0)
+
+
+async def test_a_handler_that_swallows_its_cancellation_is_left_to_its_lease(
+    gate: Gate, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a handler that does not end when it is cancelled
+    monkeypatch.setattr("idemgate.worker.worker.CLEANUP_SECONDS", 0.05)
+    topic, started, go, lost = gate.topic("t", lease="30s"), asyncio.Event(), asyncio.Event(), []
+
+    @topic.handler
+    async def swallow(delivery: Any) -> None:
+        started.set()
+        while not go.is_set():
+            with suppress(asyncio.CancelledError):
+                await go.wait()
+        lost.append(delivery.lost)
+
+    await topic.aio.trigger("a")
+    # When its worker stops, then that ends all the same
+    async with Worker(gate, grace=0):
+        await started.wait()
+    assert gate.counters["worker.abandoned"] == 1
+    # And a late end of the handler settles nothing: it can see that its lease is lost
+    go.set()
+    await eventually(lambda: lost)
+    assert lost == [True]
+    stats = await topic.aio.stats()
+    assert (stats.in_flight, stats["acked"], gate.counters["worker.acked"]) == (1, 0, 0)
 
 
 async def test_a_thread_that_does_not_end_is_left_to_its_lease(gate: Gate, clock: Clock, eventually: Any) -> None:
