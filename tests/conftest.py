@@ -311,11 +311,30 @@ _FAILED = pytest.StashKey[bool]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where rows are wanted, only the tests that record some."""
+    """Only the tests for this server; where rows are wanted, only the tests that record some."""
+    wanted = [item for item in items if all(_fits(*mark.args, **mark.kwargs) for mark in item.iter_markers("servers"))]
     if reliability.ROWS in os.environ:
-        wanted = [item for item in items if "record_fault" in getattr(item, "fixturenames", ())]
-        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+        wanted = [item for item in wanted if "record_fault" in getattr(item, "fixturenames", ())]
+    if len(wanted) < len(items):
+        config.hook.pytest_deselected(items=[*{*items} - {*wanted}])
         items[:] = wanted
+
+
+def _fits(since: str = "0", below: str = "999") -> bool:
+    """Whether the fixture `url` is a server of these versions. A Valkey reports that of a compatible Redis."""
+    return _numbers_of(since) <= _server_version() < _numbers_of(below)
+
+
+@functools.cache
+def _server_version() -> tuple[int, ...]:
+    if given := os.environ.get("IDEMGATE_TEST_URL"):
+        with redis.Redis.from_url(given) as client:
+            return _numbers_of(client.info("server")["redis_version"])
+    return _numbers_of(find_server().version)
+
+
+def _numbers_of(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -27,13 +27,17 @@ class Kind(NamedTuple):
 
 
 _OTHERS = "another program or a person wrote to a key of idemgate"
-_PARTLY = "a write that bypassed the scripts, or a restart that lost a part of the data"
+_PARTLY = (
+    "a write that bypassed the scripts, a restart that lost a part of the data, or a call that an access list refused"
+    " after a part of its writes"
+)
 _BUG = "please report it with the finding: the scripts write both values together"
 KINDS: dict[str, Kind] = {
     "conservation": Kind(
         "error",
         f"messages were added or removed: {_PARTLY}",
-        "compare with the sender's data, and trigger the missing messages again",
+        "repair the other findings first; compare with the sender's data, and trigger the missing messages again. After"
+        " a refused call only the counters may differ",
     ),
     "orphan": Kind("error", _PARTLY, "remove the orphaned entry"),
     "unplaced": Kind("error", _PARTLY, "schedule it"),

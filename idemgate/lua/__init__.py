@@ -12,7 +12,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-__all__ = ["Script", "commands", "names", "script", "source"]
+__all__ = ["Script", "commands", "name_of", "names", "script", "source"]
 
 _DIRECTORY = Path(__file__).parent  # importing importlib.resources costs more than the rest of this package
 _CALL = re.compile(rb'redis\.p?call\("([A-Z]+(?:", "[A-Z]+)?)"')
@@ -62,7 +62,17 @@ def _expand(name: str, seen: set[str]) -> str:
 @cache
 def script(name: str) -> Script:
     """Return the script with that name. It is expanded and hashed once per process."""
-    return Script(name, _expand(name, {name}))
+    found = Script(name, _expand(name, {name}))
+    _names[found.sha] = name
+    return found
+
+
+_names: dict[bytes, str] = {}
+
+
+def name_of(sha: bytes) -> str | None:
+    """Return the name of the script with this SHA-1, or None if `script` has not returned it yet."""
+    return _names.get(sha)
 
 
 def commands(name: str) -> frozenset[str]:

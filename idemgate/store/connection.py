@@ -21,6 +21,7 @@ import redis.exceptions as rx
 
 from idemgate.core.clock import monotonic
 from idemgate.core.forks import fork_counter
+from idemgate.lua.checked import checks_rights, with_check
 from idemgate.store.clients import find_master
 from idemgate.store.refusals import suggests_failover
 from idemgate.store.resp import new_reader
@@ -139,6 +140,18 @@ class Connection:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class CheckedConnection(Connection):
+    """A connection whose scripts check the rights of its user before the first write."""
+
+    __slots__ = ()
+
+    def execute(self, request: bytes) -> Any:
+        return super().execute(with_check(request))
+
+    def send_all(self, requests: Sequence[bytes]) -> None:
+        super().send_all([with_check(request) for request in requests])
 
 
 def _socket_error(error: OSError) -> rx.RedisError:
@@ -316,7 +329,8 @@ class ConnectionPool:
                 connection.connect_to(address)
             # redis-py's object must not close the socket, which belongs to this module from here on.
             sock, connection._sock = connection._sock, None
-            return Connection(sock, self._seconds)
+            checks = checks_rights(self._pool.connection_kwargs)
+            return (CheckedConnection if checks else Connection)(sock, self._seconds)
         except BaseException as error:
             self._free_slot()
             if isinstance(error, rx.TimeoutError):  # also of the handshake: no request was sent

@@ -18,6 +18,7 @@ from typing import Any
 import redis.exceptions as rx
 
 from idemgate.core.clock import monotonic
+from idemgate.lua.checked import checks_rights, with_check
 from idemgate.store.resp import new_reader
 
 __all__ = ["CLOSE_TIMEOUT", "AsyncConnection", "open_connection", "open_transport"]
@@ -223,6 +224,13 @@ class AsyncConnection(asyncio.Protocol):
         self._transport.abort()
 
 
+class CheckedConnection(AsyncConnection):
+    """A connection whose scripts check the rights of its user before the first write."""
+
+    def submit(self, request: bytes, on_reply: ReplyCallback) -> None:
+        super().submit(with_check(request), on_reply)
+
+
 def _resolve_future(future: asyncio.Future[Any], reply: Any) -> None:
     if future.done():
         return  # cancelled: the callback stayed in the queue
@@ -235,7 +243,8 @@ def _resolve_future(future: asyncio.Future[Any], reply: Any) -> None:
 async def open_connection(pool: Any, reply_timeout: float) -> AsyncConnection:
     """Open a connection with the settings of a redis-py pool. `reply_timeout` is in seconds."""
     writer = await open_transport(pool)
-    opened = AsyncConnection(writer, reply_timeout)
+    checks = checks_rights(pool.connection_kwargs)
+    opened = (CheckedConnection if checks else AsyncConnection)(writer, reply_timeout)
     writer.transport.set_protocol(opened)
     return opened
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 import redis.exceptions as rx
 
 from idemgate.lua import names, script
+from idemgate.lua.checked import checked
 
 __all__ = ["describe_rejection", "explain_redirect", "suggest_server", "suggests_failover"]
 
@@ -64,7 +65,7 @@ def describe_rejection(error: Exception) -> str:
     if not _DENIED.search(text):
         fix = next((f". {fix}" for pattern, fix in _FIXES if re.search(pattern, text)), "")
         return f"the server refused: {text.removesuffix('.') if fix else text}{fix}"
-    script_names = {script(name).sha.decode(): name for name in names()}
+    script_names = {variant(name).sha.decode(): name for name in names() for variant in (script, checked)}
     text = _SHA.sub(lambda match: script_names.get(match[0], match[0]), text)
     return f"this user's access list does not allow it: {text}. Run `idemgate acl` to print what each role needs"
 

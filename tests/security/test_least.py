@@ -16,11 +16,13 @@ from idemgate import Gate
 from idemgate.cli.acl_rules import ROLES, rule
 from idemgate.cli.doctor.examine import Namespace, examine_store
 from idemgate.errors import ServerRejected, StoreError
+from idemgate.lua import Script, checked, names
 from idemgate.store.embedded.server import find_server, start
 from idemgate.testing import Clock
 from tests import cluster as servers
 from tests.claims import claims_of
 from tests.conftest import PASSWORD
+from tests.scripts.contracts import WRITES
 from tests.security.scenes import BESIDE, SCENES, Stage
 from tools.reliability import server_of
 
@@ -100,6 +102,48 @@ class Trial:
             except Exception as error:
                 return error
         return None
+
+
+TRACKING = """\
+local server, first, known = redis, nil, { PUBLISH = true, TIME = true }
+local writes = { WRITES }
+local function track(command)
+  if first and not known[command] then
+    error("sends " .. command .. ", which may be refused, after " .. first)
+  elseif writes[command] and command ~= "PUBLISH" then
+    first = first or command
+  end
+  known[command] = true
+end
+local redis = { sha1hex = server.sha1hex, error_reply = server.error_reply, status_reply = server.status_reply }
+function redis.acl_check_cmd(command)
+  known[command] = true
+  return true
+end
+function redis.call(command, ...)
+  track(command)
+  return server.call(command, ...)
+end
+function redis.pcall(command, ...)
+  track(command)
+  return server.pcall(command, ...)
+end
+""".replace("WRITES", ", ".join(f"{name} = true" for name in sorted(WRITES)))
+"""Replaces `redis` in a script: it fails at a command that was neither asked for nor sent before the first write."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("role", [role for role in ROLES if role not in {"subscriber", "auditor"}])
+def test_a_script_asks_for_what_it_sends_after_its_first_write(
+    role: str, raw: Any, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given scripts that note what they ask for and what they send
+    variants = {name: Script(name, TRACKING + checked.checked(name).text.decode()) for name in names()}
+    monkeypatch.setattr(checked, "checked", variants.__getitem__)
+    # When a user does all that the role is for, Then no command that may be refused follows a write
+    trial = Trial(raw, own, role)
+    for scene in SCENES[role]:
+        assert trial.refused(scene) <= ASKED_IN_VAIN, scene
 
 
 SHOWN = {word for role in ROLES if role != "admin" for word in rule([role], "NS", USER)}

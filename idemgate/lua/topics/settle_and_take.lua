@@ -41,6 +41,7 @@ end
 if known_reply then
   ended = { unpack(known_reply, 4) }
 else
+  -- @allow *
   redis.call("HSTRLEN", K.meta, "") -- the take below may need it: an ACL denial must end this before its first write
   local others = {}
   for i = 11, #ARGV, 4 do

@@ -7,6 +7,7 @@ local function replace_record(key, packed, ms, wrote)
   elseif wrote then
     redis.call("SET", key, packed, "PX", ms)
   else
+    -- @allow SET
     redis.call("PEXPIRE", key, ms)
     redis.call("SET", key, packed, "KEEPTTL")
   end

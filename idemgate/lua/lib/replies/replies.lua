@@ -34,6 +34,7 @@ local function remember_reply(K, request, now_ms, reply)
   local half = math.floor(now_ms / 30000)
   local log = K.replies[half % 2]
   if tonumber(K.period) ~= half then
+    -- @allow HSET PEXPIRE
     K.period = digits(half)
     redis.call("UNLINK", log) -- it may hold a hundred thousand replies, and another thread frees them
     -- A value of more than 64 bytes makes the hash a table. The server would search a small hash from its beginning.

@@ -51,6 +51,7 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
       return nil, behind
     end
   end
+  -- @allow *
   -- Run a command of later steps now: an ACL denial must end this before its first write.
   redis.call("HSTRLEN", K.meta, "")
 

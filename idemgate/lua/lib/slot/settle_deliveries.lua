@@ -50,6 +50,7 @@ local function settle_plain(K, keys, tokens, next_messages)
       acked[n], seen[key], reply[i] = key, true, "ok"
     end
   end
+  -- @allow HDEL HSET PEXPIRE UNLINK ZADD ZRANGE
   local schedules = next(behind) ~= nil
   if schedules then
     redis.call("ZCARD", K.scheduled)

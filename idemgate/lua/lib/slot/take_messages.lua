@@ -67,6 +67,7 @@ local function take_messages(K, p, now_us, request, want)
   if problem then
     return nil, problem
   end
+  -- @allow *
   if jumped then
     rate = restart_times(K, now_us, want, rate)
   end

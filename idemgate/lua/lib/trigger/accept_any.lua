@@ -9,6 +9,7 @@ local function accept_any(t)
   --- @include "lib/schedule/next_due"
   --- @include "lib/trigger/read_stored"
   --- @include "lib/trigger/pending"
+  -- @allow *
   local K, p, now_ms, names = t.K, t.p, t.now_ms, { unpack(t.names, 1, t.n) }
   local call, tracked = new_call(t), false
   local codes = { scheduled = 0, merged = 1, replaced = 2, dropped = 3, duplicate = 4 }

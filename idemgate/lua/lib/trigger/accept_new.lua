@@ -31,6 +31,7 @@ local function accept_new(t)
     large = large or #m > 1024
   end
   local is_earliest = redis.call("ZCOUNT", K.scheduled, "-inf", earliest_score) == 0
+  -- @allow HDEL PEXPIRE UNLINK ZADD ZRANGEBYSCORE ZREM ZSCORE
   -- The first write is one that is refused when the server is out of memory: all or nothing.
   redis.call("HSET", K.meta, "v", "2", "accepted", digits(serial))
   if large then -- see track_large

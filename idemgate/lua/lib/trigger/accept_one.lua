@@ -31,6 +31,7 @@ local function accept_one(K, p, now_ms, args)
   if #message > 1024 then -- see track_large
     return nil
   end
+  -- @allow ZADD
   -- The first write is one that is refused when the server is out of memory: all or nothing.
   redis.call("HSET", K.meta, "accepted", digits(serial))
   redis.call("HSET", K.messages, key, message)

@@ -118,6 +118,7 @@ local function accept_plain(t)
       end
     end
   end
+  -- @allow HDEL PEXPIRE UNLINK ZADD ZRANGEBYSCORE ZREM ZSCORE
   -- The first write is one that is refused when the server is out of memory: all or nothing.
   redis.call("HSET", K.meta, "v", "2", "accepted", digits(plan.serial))
   if plan.merged > 0 then
