@@ -261,7 +261,7 @@ async def test_cancelled_at_any_moment_a_key_is_done_or_free(gate: Gate) -> None
 @pytest.fixture
 async def impatient(wire: Any, namespace: str) -> AsyncIterator[Gate]:
     """A gate whose replies can be held back, and which waits for them for a moment only."""
-    made = Gate(wire.url, namespace=namespace, timeout="50ms")
+    made = Gate(wire.url, namespace=namespace, timeout="1s")
     await made.aio.inspect("warm")
     yield made
     wire.flowing.set()
