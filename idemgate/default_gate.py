@@ -50,5 +50,7 @@ def configure(
     name = context.namespace if namespace is None else check_name(namespace, "namespace")
     seconds = context.timeout if timeout is None else milliseconds(timeout, "timeout") / 1000
     parsed = parse_durability(durability, name)
+    url = store if isinstance(store, str) else None
+    default_gate._options |= {"url": url, "namespace": name, "timeout": seconds, "durability": durability}
     context.source, context.namespace, context.timeout, context.durability = source, name, seconds, parsed
     return default_gate

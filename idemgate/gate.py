@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from idemgate.core.clock import Clock
 from idemgate.core.counters import Counters
@@ -16,6 +16,7 @@ from idemgate.dedup.dedup import Dedup
 from idemgate.errors import InvalidArgument
 from idemgate.gate_aio import AioGate
 from idemgate.gate_guard import GuardMethods
+from idemgate.gate_pickling import portable_options, rebuild_gate
 from idemgate.gate_subscribers import SubscriberMethods
 from idemgate.guard.batch import ClaimBatch, build_completions, build_releases, record_ends, run_ends
 from idemgate.guard.calls import Record
@@ -49,7 +50,9 @@ LARGEST = 512 * 1024 * 1024
 class Gate(GuardMethods, SubscriberMethods):
     """One store and one namespace. The constructor opens no connection; the first use does.
 
-    Threads and event loops can share a gate. A forked child opens its own connections.
+    Threads and event loops can share a gate. A forked child opens its own connections. Pickle stores the arguments of a
+    gate, with the credentials of its URL. Each process builds one gate from them. A gate with `client`, `clock` or a
+    temporary embedded server cannot be pickled.
 
     Args:
         url: redis://, rediss://, unix://, redis+cluster://h1:p,h2:p, redis+sentinel://h1:p,h2:p/service, or
@@ -92,6 +95,19 @@ class Gate(GuardMethods, SubscriberMethods):
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
         self.subscribers: list[Subscriber] = []
+        self._options: dict[str, Any] = {
+            "url": url, "namespace": namespace, "timeout": timeout, "max_bytes": max_bytes, "durability": durability,
+        }  # fmt: skip
+
+    def __reduce__(self) -> Any:
+        """Let pickle store what the gate was made from, with the credentials of its URL, but no connection."""
+        return rebuild_gate, (type(self), portable_options(self, self._options))
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
 
     def __repr__(self) -> str:
         source = self.context.source

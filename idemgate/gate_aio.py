@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
@@ -40,6 +40,10 @@ class AioGate:
         self._topic = topic
         self._topics = topics
         self._subscribers = subscribers
+
+    def __reduce__(self) -> Any:
+        """Let pickle store the gate; see `Gate`."""
+        return getattr, (cast(Any, self._topic).__self__, "aio")
 
     def claim(self, key: Key, *, fingerprint: object | None = None, **options: Unpack[ClaimOptions]) -> AioClaim:
         """Claim a key; see `Gate.claim`. `await` it, or use it in `async with`."""

@@ -6,7 +6,9 @@ import functools
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from inspect import isbuiltin
-from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
+from pickle import PicklingError
+from types import CellType
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
 from idemgate.core.key_template import FingerprintSpec, KeySpec
 from idemgate.core.keys import Key, record
@@ -76,6 +78,15 @@ class _KeyMethods:
     """The methods of `OnceFunction` that a wrapper adds to its function, bound or not."""
 
     @property
+    def __closure__(self) -> tuple[CellType, ...]:
+        """The closure of the function, and the guard, which refuses to be pickled.
+
+        Because a wrapper has the class of its function, cloudpickle would copy the function without its guard.
+        """
+        closure = cast("tuple[CellType, ...] | None", self.__wrapped__.__closure__)  # type: ignore[attr-defined]
+        return *(closure or ()), CellType(_require_guard(self)[0])
+
+    @property
     def scope(self) -> str:
         return _require_guard(self)[0].options.scope
 
@@ -119,6 +130,8 @@ def _wrapper_class() -> Any:
         __bound_function_wrapper__ = BoundGuarded
 
         def __reduce_ex__(self, _protocol: object) -> str:
+            if type(self.__wrapped__) in (classmethod, staticmethod):  # cloudpickle copies the class
+                self._self_guard.__reduce__()
             return str(self.__qualname__)
 
         def __copy__(self) -> Any:
@@ -139,6 +152,13 @@ class GuardedFunction:
         self.fingerprint = fingerprint
         self.options = driver.options
         self.cache = driver.cache
+
+    def __reduce__(self) -> NoReturn:
+        raise PicklingError(
+            f"cannot pickle the guarded function of scope {self.options.scope!r} by value: the copy would have "
+            f"no guard. Define it in a module that the other process imports (a static method below @staticmethod), "
+            f"or call gate.guard(...).run(key, function, ...) in the other process"
+        )
 
     def wrap(self, func: Any) -> Any:
         """Return the guarded function. Its signature, name and kind stay as they are."""

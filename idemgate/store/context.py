@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 from weakref import WeakSet
 
 from idemgate.core.clock import Clock, monotonic
@@ -105,6 +105,14 @@ class Context:
         self._lock = lock_reset_at_fork(self, "_lock")
         self._link: SyncLink | None = None
         self._aio_link: AsyncLink | None = None
+
+    def __reduce__(self) -> NoReturn:
+        from pickle import PicklingError
+
+        raise PicklingError(
+            "cannot pickle an object that uses a gate, such as a topic or a guard. Pickle the gate, and make the "
+            "object from it in the other process, or define both in a module that the other process imports"
+        )
 
     def note_scope(self, scope: str, retention: int) -> None:
         """Remember a scope of keys that this gate uses, and the retention of its keys in ms."""

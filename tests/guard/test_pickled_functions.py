@@ -1,18 +1,25 @@
-"""Guarded and merged functions pass between processes as other functions do: by name."""
+"""Guarded and merged functions pass between processes as other functions do: by name. A gate travels by value."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
+import redis
 
 from idemgate import AlreadyInProgress, Gate, KeyReused, PartialFailure
+from idemgate.testing import Clock
 
 gate = Gate("redis://nowhere:1", namespace="pickled", timeout="1ms")
 
@@ -144,3 +151,156 @@ def test_guarded_functions_run_in_a_pool_and_their_errors_come_back(method: str)
         assert [getattr(error, "retry_after", getattr(error, "items", None)) for error in errors] == [2.5, None, [1]]
         assert "ValueError: cause" in str(errors[0].__cause__)
         assert pool.submit(function, "3").result() == "function 3"  # the pool is not broken
+
+
+def above(func: Any) -> Any:
+    @functools.wraps(func)
+    def inner(*args: Any) -> Any:
+        return func(*args)
+
+    return inner
+
+
+def by_value() -> dict[str, Any]:
+    """Guarded functions that cloudpickle copies, because they have no module to import them from."""
+
+    @gate.once(key="{k}", scope="local")
+    def function(k: str) -> str:
+        return k
+
+    @gate.once(key="{k}", scope="local")
+    async def coroutine_function(k: str) -> str:
+        return k
+
+    @gate.callback("{k}", scope="local")
+    def callback(k: str) -> str:
+        return k
+
+    class Shop:
+        @gate.once(key="{k}", scope="local")
+        def method(self, k: str) -> str:
+            return k
+
+    class Static:
+        @gate.once(key="{k}", scope="local")
+        @staticmethod
+        def function(k: str) -> str:
+            return k
+
+    class OfClass:
+        @gate.once(key="{k}", scope="local")
+        @classmethod
+        def function(cls, k: str) -> str:
+            return k
+
+    return {
+        "function": function, "coroutine function": coroutine_function, "callback": callback,
+        "bound": Shop().method, "unbound": Shop.method, "class": Shop, "object": Shop(),
+        "static": Static.function, "static of a class": Static, "classmethod": OfClass.function,
+        "caller": lambda: function("1"), "decorated": above(function),
+    }  # fmt: skip
+
+
+def test_what_cloudpickle_copies_from_a_module_is_refused() -> None:
+    # A class gives a new object each time, so cloudpickle does not find it by its name
+    for func in (Shop.method, Shop.static_inside):
+        with pytest.raises(pickle.PicklingError, match=r"by value.*below @staticmethod"):
+            cloudpickle.dumps(func)
+
+
+@pytest.mark.parametrize("kind", by_value())
+def test_a_copy_of_a_guarded_function_would_have_no_guard_and_is_refused(kind: str) -> None:
+    with pytest.raises(pickle.PicklingError, match=r"scope 'local' by value.*no guard\. Define it in a module"):
+        cloudpickle.dumps(by_value()[kind])
+
+
+@pytest.mark.parametrize(("find", "result"), [each for each in FUNCTIONS if each.id != "staticmethod inside"])
+async def test_cloudpickle_finds_a_function_of_a_module_by_its_name(find: Callable[[], Any], result: str) -> None:
+    assert await result_of(cloudpickle.loads(cloudpickle.dumps(find()))("1")) == result
+
+
+PROGRAM = """
+import asyncio, sys
+import cloudpickle
+from idemgate import Gate
+
+gate = Gate(sys.argv[1], namespace=sys.argv[2], timeout="20s")
+aio = gate.aio
+
+@gate.once(key="{k}", scope="s")
+def guarded(k): ...
+
+def plain(k):
+    with gate.claim(k) as claim:
+        return claim.state
+
+async def awaiting(k):
+    async with aio.claim(k) as claim:
+        return claim.state
+
+for refused in (guarded, lambda: guarded("1")):
+    try:
+        cloudpickle.dumps(refused)
+    except Exception as error:
+        assert "scope 's' by value" in str(error), error
+    else:
+        raise AssertionError
+sys.stdout.buffer.write(cloudpickle.dumps([plain, lambda k: asyncio.run(awaiting(k))]))
+"""
+"""A program whose functions use a gate, and whose guarded function is its own."""
+
+
+def test_functions_of_a_program_carry_their_gate_to_other_processes(url: str, namespace: str) -> None:
+    program = [sys.executable, "-c", PROGRAM, url, namespace]
+    pickled = subprocess.run(program, capture_output=True, check=True, timeout=60).stdout
+    load = "import pickle, sys; print([f(k) for k, f in enumerate(pickle.load(sys.stdin.buffer))])"
+    states = [
+        subprocess.run([sys.executable, "-c", load], input=pickled, capture_output=True, check=True, timeout=60).stdout
+        for _ in range(2)
+    ]
+    assert states == [b"['started', 'started']\n", b"['done', 'done']\n"]
+
+
+def test_a_gate_travels_as_what_it_was_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Gate("redis://u:secret@nowhere:1/2", namespace="n", timeout="3s", max_bytes=77, durability=1)
+    pickled = pickle.dumps([given, given.aio])
+    found, aio = pickle.loads(pickled)
+    context = found.context
+    assert (context.endpoint, context.namespace, context.timeout) == (given.context.endpoint, "n", 3.0)
+    assert (context.codec.max_bytes, context.durability.replicas) == (77, 1)
+    # One gate for all that a process loads, so that each task does not open connections
+    assert found is not given
+    assert aio is found.aio
+    assert pickle.loads(pickled)[0] is found
+    assert pickle.loads(pickle.dumps(found)) is found
+    # Without a URL each process has its own IDEMGATE_URL; a directory is that of the sender
+    other = pickle.loads(pickle.dumps(Gate(namespace="env")))
+    monkeypatch.setenv("IDEMGATE_URL", "redis://there:7")
+    assert str(other.context.endpoint) == "there:7"
+    monkeypatch.chdir(tmp_path)
+    embedded = pickle.loads(pickle.dumps(Gate("embedded://a b")))
+    assert embedded.context.source == f"embedded://{tmp_path}/a%20b"
+    assert copy.copy(given) is copy.deepcopy(given) is given
+
+
+REFUSED = {
+    "it was made from a client. Make it from a URL": lambda: Gate(client=redis.Redis()),
+    "it has a clock of this process. Leave out clock=": lambda: Gate("redis://nowhere:1", clock=Clock()),
+    "temporary and of this process. Name a directory": lambda: Gate("embedded://"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
+def test_a_gate_with_parts_of_this_process_is_refused(reason: str, dumps: Callable[[object], bytes]) -> None:
+    made = REFUSED[reason]()
+    for each in (made, made.aio):
+        with pytest.raises(pickle.PicklingError, match=f"{reason}.*or create the gate in a module"):
+            dumps(each)
+    assert copy.copy(made) is copy.deepcopy(made) is made
+
+
+def test_what_uses_a_gate_is_refused_and_the_error_names_the_gate() -> None:
+    for each in (gate.topic("t"), gate.guard("g"), gate.dedup("d", "1h"), gate.aio.claim("k")):
+        with pytest.raises(pickle.PicklingError, match="Pickle the gate, and make the object from it"):
+            cloudpickle.dumps(each)

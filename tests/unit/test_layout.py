@@ -23,7 +23,7 @@ LEVELS = [
     {"subscribers"},
     {"worker"},
     {"audit"},
-    {"gate_aio", "gate_guard", "gate_subscribers"},
+    {"gate_aio", "gate_guard", "gate_subscribers", "gate_pickling"},
     {"gate"},
     {"default_gate"},
     {"testing"},

@@ -29,7 +29,7 @@ from idemgate.store.embedded.server import ENVIRONMENT, Binary, directory_of, st
 
 __all__ = ["play"]
 
-START = 20.0
+START = 60.0
 """Seconds the processes may take to start and subscribe."""
 STALL = 10.0
 """Seconds without anything happening, beyond the window, after which no more is waited for."""
