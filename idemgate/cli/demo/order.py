@@ -15,7 +15,7 @@ __all__ = ["DemoOrder", "ReportStream", "obey"]
 
 EVERY = 0.05
 """Seconds between reports: the publisher paces itself by them."""
-PATIENCE = 4.0
+PATIENCE = 15.0
 """Seconds for a graceful end; then the process ends without."""
 
 

@@ -73,7 +73,7 @@ class Broker:
                 ["sh", str(self._script)], env=self._environment, cwd=self._folder, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while not self._answers():
             log = (self._folder / "out").read_text()[-4000:]
             assert self._process.poll() is None, f"RabbitMQ ended: {log}"
