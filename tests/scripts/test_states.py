@@ -424,6 +424,7 @@ ENDS = {
     "reshard/reopen",
     "reshard/unload",
     "reshard/purge",
+    "topics/take",
     "guard/complete",
     "guard/release",
     "guard/renew",

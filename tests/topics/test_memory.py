@@ -1,7 +1,8 @@
-"""A server without memory: what would need more is refused whole, what ends work goes on."""
+"""A server without memory: what would need more is refused whole. A backlog is taken, and what ends work goes on."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -78,7 +79,6 @@ async def test_what_needs_memory_is_refused_whole(face: Face, everything: Dumps,
     await _refused(topic.trigger("new", "payload", event_id="e", version=1), everything)
     await _refused(topic.trigger("pending", "payload", delay="5s"), everything)
     await _refused(topic.trigger_many([(n, "payload") for n in range(100)]), everything)
-    await _refused(topic.take(10), everything)
     await _refused(leading.trigger("new"), everything)
     await _refused(face.claim("new"), everything)
     await _refused(face.first("new", "1h"), everything)
@@ -122,6 +122,83 @@ async def test_what_ends_work_goes_on(face: Face, clock: Clock, everything: Dump
     await conserved(topic, [*taken, "pending"])
 
 
+BACKLOGS: list[dict[str, Any]] = [
+    {},
+    {"priority": True},
+    {"priority": "10s", "group_concurrency": 2},
+    {"rate": "1000/s", "burst": 50, "concurrency": 60},
+    {"edge": "leading", "window": "1s"},
+    {"result_retention": "1h"},
+]
+
+
+@pytest.mark.parametrize("policy", BACKLOGS, ids=lambda policy: "-".join(policy) or "plain")
+async def test_a_backlog_drains_without_memory(
+    face: Face, clock: Clock, full: Any, conserved: Any, policy: dict[str, Any]
+) -> None:
+    # Given a backlog of messages with and without a group, and deliveries whose lease lapses
+    topic = face.topic("t", backoff=0, max_attempts=3, lease="1s", **policy)
+    grouped = [Trigger(f"g{n}", n, group=f"g{n % 3}") for n in range(20)]
+    await topic.trigger_many([*((f"k{n}", n) for n in range(100)), *grouped])
+    orphaned = await topic.take(10)
+    keys = [f"k{n}" for n in range(100)] + [one.key for one in grouped]
+    # When the server has no memory left
+    full()
+    clock.advance("2s")
+    # Then all of it is taken and settled, also what fails at first
+    failed, rounds = set[str](), 0
+    while (stats := await topic.stats()).pending or stats.in_flight:
+        rounds += 1
+        assert rounds < 100
+        clock.advance("100ms")
+        for one in await topic.take(40):
+            if int(one.payload) % 10 == 9 and one.key not in failed:
+                failed.add(one.key)
+                assert await topic.nack(one) == "ok"
+            else:
+                assert await topic.ack(one) == "ok"
+    assert (stats["lapsed"], stats["nacked"], stats["acked"]) == (len(orphaned), len(failed), 120)
+    assert len(orphaned) == 10
+    assert len(failed) == 12
+    await conserved(topic, keys)
+
+
+async def test_a_worker_drains_a_backlog_without_memory(gate: Gate, full: Any) -> None:
+    topic, handled, done = gate.topic("t", backoff=0), list[int](), asyncio.Event()
+
+    @topic.handler
+    async def handle(delivery: Any) -> None:
+        handled.append(delivery.payload)
+        if len(handled) == 300:
+            done.set()
+
+    guarded, ran = gate.topic("guarded", max_attempts=1), list[str]()
+
+    @guarded.handler
+    @gate.once(key="{delivery.key}")
+    async def guard(delivery: Any) -> None:
+        ran.append(delivery.key)
+
+    await topic.aio.trigger_many([(n, n) for n in range(300)])
+    await guarded.aio.trigger("k")
+    # When the server has no memory left before the worker begins
+    full()
+
+    async def deferred() -> None:
+        while not (await guarded.aio.stats())["deferred"]:
+            await asyncio.sleep(0.01)
+
+    async with gate.aio.worker():
+        await asyncio.wait_for(asyncio.gather(done.wait(), deferred()), 30)
+    # Then it has handled each message once
+    assert (sorted(handled), gate.counters["worker.acked"]) == (list(range(300)), 300)
+    stats = await topic.aio.stats()
+    assert (stats.pending, stats.in_flight) == (0, 0)
+    # And what cannot claim its key has not run, and has all its attempts
+    stats = await guarded.aio.stats()
+    assert (ran, stats.pending, stats["deferred"], stats["buried"]) == ([], 1, 1, 0)
+
+
 async def test_a_partial_success_is_told_without_memory(face: Face, full: Any, conserved: Any) -> None:
     topic = face.topic("t", merge="append", backoff=0)
     await topic.trigger_many([("k", 1), ("k", 2), ("k", 3)])
@@ -152,9 +229,10 @@ async def test_groups_and_limits_go_on_too(face: Face, clock: Clock, everything:
     assert await topic.resume() is True
     stats = await topic.stats()
     assert (stats.ready, stats.blocked, stats.in_flight, stats.dead) == (4, 4, 1, 1)
-    # And nothing new goes out, or half so
-    await _refused(topic.take(10), everything)
+    # And nothing is moved into a target, or half so
     await _refused(topic.forward_once(), everything)
+    # And what is ready goes out
+    assert len(await topic.take(10)) == 4
 
 
 async def test_dead_letters_can_be_deleted_where_only_some_slots_hold_any(face: Face, full: Any) -> None:

@@ -32,6 +32,7 @@ local function restart_times(K, now_us, want, rate)
     redis.call("ZADD", K.leases, lease_end, key)
   end
   if rate > most then
+    redis.call("HDEL", K.meta, "") -- a server without memory refuses a script whose first write may allocate
     redis.call("HSET", K.meta, "rate", digits(most))
   end
   return math.min(rate, most)

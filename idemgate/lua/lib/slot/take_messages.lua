@@ -35,6 +35,7 @@ end
 -- Move due messages into the ready set. Return a problem, or nil.
 local function rank_ready(K, p, now_ms)
   --- @include "lib/schedule/rank"
+  redis.call("HDEL", K.meta, "") -- see `take_messages`
   return rank_due(K, p, now_ms)
 end
 
@@ -89,6 +90,10 @@ local function take_messages(K, p, now_us, request, want)
     end
     if batch.n == 0 then
       break
+    end
+    if walked == 0 then
+      -- Start with HDEL: a server without memory refuses a script whose first write may allocate, and a backlog must drain.
+      redis.call("HDEL", K.inflight, "")
     end
     local entries, leases, moved, size, i = {}, {}, {}, 0, 1
     while i <= batch.n and taken < wanted do

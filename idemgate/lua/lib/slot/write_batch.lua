@@ -1,7 +1,6 @@
 --- @include "lib/slot/counters"
 --- @include "lib/slot/add_entries"
--- Write the deliveries of a batch, and remove what it moved from the set `from`. `entries` and `leases` have `size` values. The
--- first write is refused when the server is out of memory, or when its key has another type.
+-- Write the deliveries of a batch, and remove what it moved from the set `from`. `entries` and `leases` have `size` values.
 local function write_batch(K, from, batch, entries, leases, size, moved)
   add_entries(K.inflight, entries, size, K.leases, leases, size)
   if batch.waiting and #batch.waiting > 0 then
