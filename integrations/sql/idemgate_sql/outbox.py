@@ -49,9 +49,13 @@ def pack_rows(topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) ->
     rows = list[tuple[str, str, str, bytes]]()
     for one in triggers:
         trigger = one if isinstance(one, Trigger) else Trigger(*one)
-        name = f"{topic.namespace}:{topic.name}"  # services that share a table may have topics of one name
-        rows.append((uuid4().hex, name, _show_key(trigger.key), topic.pack_trigger(trigger)))
+        rows.append((uuid4().hex, name_topic(topic), _show_key(trigger.key), topic.pack_trigger(trigger)))
     return rows
+
+
+def name_topic(topic: AnyTopic) -> str:
+    """Return a topic with its namespace: services that share a table may have topics of one name."""
+    return f"{topic.namespace}:{topic.name}"
 
 
 def _show_key(key: object) -> str:
@@ -81,7 +85,7 @@ class Outbox(Generic[C]):
         with explain_missing_table(self.statements.table):
             for sql, params in build_inserts(self, pack_rows(topic, triggers)):
                 self.database.execute(connection, sql, params)
-        self.wakeups.wake()
+        self.wakeups.wake(name_topic(topic))
 
     def run(self, sql: str, params: Params) -> Rows:
         """Execute a statement in a transaction of its own."""
@@ -119,7 +123,7 @@ class AioOutbox(Generic[C]):
         with explain_missing_table(self.statements.table):
             for sql, params in build_inserts(self, pack_rows(topic, triggers)):
                 await self.database.execute(connection, sql, params)
-        self.wakeups.wake()
+        self.wakeups.wake(name_topic(topic))
 
     async def run(self, sql: str, params: Params) -> Rows:
         """Execute a statement in a transaction of its own."""

@@ -15,21 +15,25 @@ __all__ = ["Backlog", "OutboxRow", "OutboxStatements", "RefusedRow"]
 
 _COLUMNS = ("event_id", "topic", "key", "body")
 _INSERT = "INSERT INTO {table}_outbox (event_id, topic, key, body) VALUES {values}"
-_NOTIFY = "WITH inserted AS ({insert} RETURNING 1) SELECT pg_notify(:channel, '')"
-# PostgreSQL executes the INSERT although nothing reads it.
+_NOTIFY = "WITH inserted AS ({insert} RETURNING 1) SELECT pg_notify(:channel, :topic_a)"
+# PostgreSQL executes the INSERT although nothing reads it. The rows of one INSERT have one topic.
 
 _READ = """
 SELECT id, event_id, topic, key, body, {age} FROM (
-    SELECT oldest.*, sum(length(body)) OVER (ORDER BY id) - length(body) AS before FROM (
-        SELECT id, event_id, topic, key, body, created_at FROM {table}_outbox AS waiting
-        WHERE refused_at IS NULL AND topic IN ({topics}) AND NOT EXISTS (
-            SELECT 1 FROM {table}_outbox AS refused WHERE refused.refused_at IS NOT NULL
-            AND refused.topic = waiting.topic AND refused.key = waiting.key AND refused.id < waiting.id
-        ) ORDER BY id LIMIT :batch
-    ) AS oldest
+    SELECT found.*, sum(length(body)) OVER (ORDER BY id) - length(body) AS before FROM ({oldest}) AS found
 ) AS sized WHERE before < :bytes ORDER BY id
 """
-# Rows behind a refused one of their key wait: sent later, it would put an old payload over a new one.
+_ROW = "id, event_id, topic, key, body, created_at"
+_OF_TOPIC = """
+SELECT {columns} FROM {table}_outbox AS waiting
+WHERE refused_at IS NULL AND (topic, id) >= (served.value, 0) AND topic <= served.value AND NOT EXISTS (
+    SELECT 1 FROM {table}_outbox AS refused WHERE refused.refused_at IS NOT NULL
+    AND refused.topic = waiting.topic AND refused.key = waiting.key AND refused.id < waiting.id LIMIT 1 OFFSET 0
+) ORDER BY topic, id LIMIT {rows}
+"""
+# The oldest rows of one topic. Rows behind a refused one of their key wait: sent later, it would put an old payload
+# over a new one. PostgreSQL must walk the index of topics up to the limit. With `topic =` it may walk the primary key,
+# so all rows of other topics. Without OFFSET it may join and sort all rows of the topic.
 _DELETE = "DELETE FROM {table}_outbox WHERE id IN ({ids}) RETURNING 1"
 _REFUSE = "UPDATE {table}_outbox SET refused_at = {now}, error = :error WHERE id = :id RETURNING 1"
 _REDRIVE = """
@@ -54,11 +58,28 @@ _POSTGRESQL = {
     "now": "now()", "age": "extract(epoch FROM clock_timestamp() - created_at)",
     "topics": "SELECT unnest(string_to_array(:topics, ','))",
     "ids": "SELECT CAST(unnest(string_to_array(:ids, ',')) AS bigint)",
+    "oldest": """
+        SELECT own.* FROM (
+            SELECT served.value FROM unnest(string_to_array(:topics, ',')) AS served (value)
+            CROSS JOIN LATERAL ({first}) AS first ORDER BY first.id
+        ) AS served CROSS JOIN LATERAL ({rows}) AS own LIMIT :batch
+    """,
+    "first": _OF_TOPIC.format(columns="id", rows=1, table="{table}"),
+    "rows": _OF_TOPIC.format(columns=_ROW, rows=":batch", table="{table}"),
 }  # fmt: skip
 _SQLITE = {
     "now": "strftime('%Y-%m-%d %H:%M:%f', 'now')", "age": "(julianday('now') - julianday(created_at)) * 86400",
     "topics": "SELECT value FROM json_each(:topics)",
     "ids": "SELECT value FROM json_each(:ids)",
+    "oldest": """
+        SELECT {row} FROM {table}_outbox WHERE id IN (
+            SELECT own.value FROM (
+                SELECT value FROM json_each(:topics) AS served ORDER BY ({first}) LIMIT -1
+            ) AS served CROSS JOIN json_each((SELECT json_group_array(id) FROM ({rows}))) AS own LIMIT :batch
+        )
+    """,  # SQLite has no LATERAL. It keeps the order of a CROSS JOIN, and stops at the limit.
+    "first": _OF_TOPIC.format(columns="id", rows=1, table="{table}"),
+    "rows": _OF_TOPIC.format(columns="id", rows=":batch", table="{table}"), "row": _ROW,
 }  # fmt: skip
 
 

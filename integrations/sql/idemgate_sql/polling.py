@@ -68,7 +68,13 @@ class PollingConnection(AbstractAsyncContextManager["PollingConnection"]):
         """Execute a statement; see `RelayConnection.execute`."""
         return await self._execute(sql, params)
 
-    async def wait(self, stop: asyncio.Event, woken: asyncio.Event, seconds: float) -> None:
+    async def wait(
+        self,
+        stop: asyncio.Event,
+        woken: asyncio.Event,
+        seconds: float,
+        serves: Callable[[str], bool],  # noqa: ARG002 - `woken` is set for served topics only
+    ) -> None:
         """Wait until `stop` is set, the time has passed, or it is time for a look after a trigger."""
         if self._next_look is None:
             await _wait_for_one(stop, woken, seconds)

@@ -85,9 +85,15 @@ class _AsyncConnection:
             await cursor.execute(sql.encode(), params)
             return await cursor.fetchall() if cursor.description else ()
 
-    async def wait(self, stop: asyncio.Event, woken: asyncio.Event, seconds: float) -> None:  # noqa: ARG002
-        """Wait until a row is committed, `stop` is set, or the time has passed."""
-        notified = asyncio.ensure_future(self._wait_for_notify(min(seconds, LONGEST_WAIT)))
+    async def wait(
+        self,
+        stop: asyncio.Event,
+        woken: asyncio.Event,  # noqa: ARG002 - NOTIFY comes from all processes
+        seconds: float,
+        serves: Callable[[str], bool],
+    ) -> None:
+        """Wait until a row is committed, `stop` is set, or the time has passed; see `RelayConnection.wait`."""
+        notified = asyncio.ensure_future(self._wait_for_notify(min(seconds, LONGEST_WAIT), serves))
         stopped = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait({notified, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -98,9 +104,12 @@ class _AsyncConnection:
             notified.cancel()
             await asyncio.gather(notified, stopped, return_exceptions=True)
 
-    async def _wait_for_notify(self, seconds: float) -> None:
-        async for _ in self._connection.notifies(timeout=seconds, stop_after=1):
-            pass
+    async def _wait_for_notify(self, seconds: float, serves: Callable[[str], bool]) -> None:
+        until = monotonic() + seconds
+        while (left := until - monotonic()) > 0:
+            found = [one async for one in self._connection.notifies(timeout=left, stop_after=1)]
+            if any(serves(one.payload) for one in found):
+                return
 
 
 class _BlockingConnection:
@@ -126,15 +135,22 @@ class _BlockingConnection:
     async def _run(self, sql: str, params: Any) -> Rows:
         return await self._thread.run(_run, self._connection, sql, params)
 
-    async def wait(self, stop: asyncio.Event, woken: asyncio.Event, seconds: float) -> None:  # noqa: ARG002
-        """Wait until a row is committed, `stop` is set, or the time has passed."""
+    async def wait(
+        self,
+        stop: asyncio.Event,
+        woken: asyncio.Event,  # noqa: ARG002 - NOTIFY comes from all processes
+        seconds: float,
+        serves: Callable[[str], bool],
+    ) -> None:
+        """Wait until a row is committed, `stop` is set, or the time has passed; see `RelayConnection.wait`."""
         until = monotonic() + min(seconds, LONGEST_WAIT)
         while not stop.is_set() and (left := until - monotonic()) > 0:
-            if await self._thread.run(self._is_notified, min(left, SHORT_WAIT)):
+            if await self._thread.run(self._is_notified, min(left, SHORT_WAIT), serves):
                 return
 
-    def _is_notified(self, seconds: float) -> bool:
-        return any(True for _ in self._connection.notifies(timeout=seconds, stop_after=1))
+    def _is_notified(self, seconds: float, serves: Callable[[str], bool]) -> bool:
+        found = list(self._connection.notifies(timeout=seconds, stop_after=1))
+        return any(serves(one.payload) for one in found)
 
 
 @asynccontextmanager

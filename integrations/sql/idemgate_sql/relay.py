@@ -83,7 +83,7 @@ class Relay:
         while not stop.is_set():
             try:
                 async with self._connect(self._statements.channel) as connection:
-                    with self._wakeups.listen() as woken:
+                    with self._wakeups.listen(self._serves) as woken:
                         while not stop.is_set():
                             busy = await self._work(connection, await connection.lock([UPKEEP, *self._topics()]))
                             self._outages.end(self._statements.channel)
@@ -91,7 +91,7 @@ class Relay:
                             if ready is not None:
                                 ready()
                             if not busy:
-                                await connection.wait(stop, woken, self._poll)
+                                await connection.wait(stop, woken, self._poll, self._serves)
             except Exception as error:  # noqa: BLE001 - each client library has errors of its own
                 self._outages.begin(self._statements.channel, error)
                 if ready is not None:
@@ -100,7 +100,9 @@ class Relay:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     async def relay_once(self) -> int:
-        """Send the oldest rows, at most one batch, whether or not another relay serves their topics.
+        """Send at most one batch of rows, whether or not another relay serves their topics.
+
+        The topic with the oldest row comes first. The rows of a topic are sent in the order of their ids.
 
         Returns:
             the number of rows that it read.
@@ -117,6 +119,11 @@ class Relay:
         now = monotonic()
         names = (f"{self._gate.namespace}:{name}" for name in self._gate.topics)
         return [name for name in names if self._skipped.get(name, now) <= now]
+
+    def _serves(self, topic: str) -> bool:
+        """Return True for a topic of the gate, given with its namespace."""
+        namespace, _, name = topic.partition(":")
+        return namespace == self._gate.namespace and name in self._gate.topics
 
     async def _work(self, connection: RelayConnection, locked: set[str]) -> bool:
         """Do what this relay has the locks for. Return True if there may be more to do."""
@@ -143,7 +150,7 @@ class Relay:
         return False
 
     async def _send_batch(self, connection: RelayConnection, topics: Collection[str]) -> int:
-        """Send the oldest rows of these topics, at most one batch. Return the number of rows that it read."""
+        """Send at most one batch of rows of these topics. Return the number of rows that it read."""
         rows, accepted = await self._read(connection, topics), list[int]()
         try:
             for topic, of_topic in _by_topic(rows):
@@ -156,7 +163,7 @@ class Relay:
         return len(rows)
 
     async def _read(self, connection: RelayConnection, topics: Collection[str]) -> list[OutboxRow]:
-        """Return the oldest rows of these topics."""
+        """Return at most one batch of rows: those of the topic with the oldest row, and then of the next topics."""
         params = {"topics": self._statements.pack_names(topics), "batch": self._batch, "bytes": MOST_BYTES}
         with explain_missing_table(self._statements.table):
             rows = read_rows(await connection.execute(self._statements.read, params))
@@ -169,13 +176,14 @@ class Relay:
         topic = self._gate.topics[name.partition(":")[2]]
         try:
             await topic.aio.open()
-        except PolicyChanged as error:
+            accepted = await self._send(connection, topic, rows)
+        except (PolicyChanged, UnexpectedData, DecodeError) as error:  # of the topic, and of no key or row of it
             self._skipped[name] = monotonic() + LONGEST_PAUSE
             self._outages.begin(name, error)
             return []
         self._skipped.pop(name, None)
         self._outages.end(name)
-        return await self._send(connection, topic, rows)
+        return accepted
 
     async def _send(self, connection: RelayConnection, topic: Topic, rows: Sequence[OutboxRow]) -> list[int]:
         """Send rows of one topic in order. Return the ids of those that it accepted."""

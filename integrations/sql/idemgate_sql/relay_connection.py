@@ -18,19 +18,21 @@ class Wakeups:
     """The relays of this process that look for rows after a trigger of this process. Threads share it."""
 
     def __init__(self) -> None:
-        self._listeners: set[Callable[[], None]] = set()
+        self._listeners: set[Callable[[str], None]] = set()
 
-    def wake(self) -> None:
-        """Wake the relays."""
+    def wake(self, topic: str) -> None:
+        """Wake the relays that serve a topic, given with its namespace."""
         for listener in tuple(self._listeners):
-            listener()
+            listener(topic)
 
     @contextmanager
-    def listen(self) -> Generator[asyncio.Event]:
-        """Yield an event of the running loop that `wake` sets."""
+    def listen(self, serves: Callable[[str], bool]) -> Generator[asyncio.Event]:
+        """Yield an event of the running loop that `wake` sets for a topic that `serves` accepts."""
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
-        def listener() -> None:
+        def listener(topic: str) -> None:
+            if not serves(topic):
+                return
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(woken.set)
 
@@ -75,14 +77,17 @@ class RelayConnection(Protocol):
         """Execute a statement in a transaction of its own. Return its rows, or nothing if it has none."""
         ...
 
-    async def wait(self, stop: asyncio.Event, woken: asyncio.Event, seconds: float) -> None:
-        """Wait until a row is committed, `stop` is set, or the time has passed. It may return early.
+    async def wait(
+        self, stop: asyncio.Event, woken: asyncio.Event, seconds: float, serves: Callable[[str], bool]
+    ) -> None:
+        """Wait until a row of a served topic is committed, `stop` is set, or the time has passed. It may return early.
 
         Args:
             stop: the event that ends the relay.
             woken: the event of a trigger in this process, whose transaction may be open. A connection without NOTIFY
                 uses and clears it.
             seconds: the time.
+            serves: returns whether the relay serves a topic, given with its namespace.
         """
         ...
 

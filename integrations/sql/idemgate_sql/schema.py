@@ -31,6 +31,7 @@ CREATE TABLE IF NOT EXISTS {table}_outbox (
     refused_at timestamptz,
     error text
 );
+CREATE INDEX IF NOT EXISTS {name}_outbox_waiting ON {table}_outbox (topic, id) WHERE refused_at IS NULL;
 CREATE INDEX IF NOT EXISTS {name}_outbox_refused ON {table}_outbox (topic, key, id) WHERE refused_at IS NOT NULL;
 """
 _SQLITE = """
@@ -56,6 +57,7 @@ CREATE TABLE IF NOT EXISTS {table}_outbox (
     refused_at TEXT,
     error TEXT
 );
+CREATE INDEX IF NOT EXISTS {name}_outbox_waiting ON {table}_outbox (topic, id) WHERE refused_at IS NULL;
 CREATE INDEX IF NOT EXISTS {name}_outbox_refused ON {table}_outbox (topic, key, id) WHERE refused_at IS NOT NULL;
 """
 _DIALECTS: dict[str, str] = {"postgresql": _POSTGRESQL, "sqlite": _SQLITE}

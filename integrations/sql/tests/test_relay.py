@@ -181,6 +181,32 @@ async def test_a_topic_whose_policy_differs_does_not_stop_the_others(
     assert "another policy" in record.getMessage()
 
 
+async def test_a_topic_whose_stored_policy_cannot_be_read_does_not_stop_the_others(
+    gate: Gate, url: str, clock: Clock, inbox: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given two topics, of which one has damaged data in the store
+    entry = (b"HSET", f"ig2:{{{gate.namespace}:topics}}", "broken", b"\xc1")
+    with another_gate(url, gate.namespace, clock) as other:
+        broken, right = other.topic("broken", merge="append"), other.topic("right", merge="append")
+        await send(inbox, broken, *((n, n) for n in range(20)))
+        await send(inbox, right, ("a", 1))
+    gate.topic("broken", merge="append")
+    gate.topic("right", merge="append")
+    gate.context.link.command(*entry)
+    # When a relay sends small batches
+    relay = inbox.relay(gate, batch=5, poll="10ms")
+    async with running(relay):
+        # Then the row of the other topic is sent
+        await eventually(lambda: gate.counters["sql.relayed"] == 1)
+        assert (await _await(inbox.outbox.backlog()))[:2] == (20, 0)
+        assert events(caplog) == ["sql.relay_stalled"]
+        assert f"{gate.namespace}:broken" in caplog.records[0].getMessage()
+        # And after the repair those of the first are sent
+        gate.context.link.command(b"HDEL", *entry[1:3])
+        relay._skipped.clear()
+        await eventually(lambda: gate.counters["sql.relayed"] == 21)
+
+
 async def test_a_relay_that_cannot_open_a_topic_leaves_it_to_another_one(
     gate: Gate, url: str, clock: Clock, inbox: Any
 ) -> None:
@@ -246,6 +272,67 @@ async def test_an_event_id_of_zero_is_kept(gate: Gate, inbox: Any) -> None:
 
 
 # Waking, lag and chores
+
+
+async def test_a_row_of_another_program_does_not_wake_the_relay(
+    gate: Gate, url: str, clock: Clock, flavour: Flavour, inbox: Any
+) -> None:
+    topic, looks = gate.topic("t", merge="append"), list[str]()
+
+    async def count(execute: Any, sql: str, params: Any) -> Any:
+        looks.append(sql)
+        return await execute(sql, params)
+
+    relay = inbox.relay(gate, poll="1h", purge=False)
+    replace_execute(relay, count)
+    with another_gate(url, gate.namespace, clock) as other:
+        foreign = other.topic("foreign", merge="append")
+        async with running(relay):
+            looks.clear()
+            for number in range(3):
+                await send(inbox, foreign, ("a", number))
+            await asyncio.sleep(0.2)
+            assert looks == []
+            # And one of its own does, although the others come first
+            await send(inbox, topic, ("a", 1))
+            await eventually(lambda: gate.counters["sql.relayed"] == 1)
+
+
+async def test_rows_that_nobody_serves_are_not_read(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    # Given many rows of other programs before those of three topics, and statistics that do not know of them
+    topics = [gate.topic(f"t{n}", merge="append") for n in range(3)]
+    numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000)"
+    columns = "idemgate_outbox (event_id, topic, key, body)"
+    body = "'x'" if flavour.dialect == "postgresql" else "x'78'"
+    flavour.look(f"INSERT INTO {columns} {numbers} SELECT 'e' || i, 'x:foreign' || i % 3, 'k', {body} FROM n")
+    for number in range(9):
+        await send(inbox, topics[number % 3], ("k", number))
+    # Then a look finds those of the topics, each in order, whatever the statistics say
+    relay = inbox.relay(gate, batch=7)
+    assert [await relay.relay_once() for _ in range(3)] == [7, 2, 0]
+    assert [await take_payloads(one) for one in topics] == [{"k": [n, n + 3, n + 6]} for n in range(3)]
+    # And the topic whose row is the oldest comes first
+    for number in (2, 0, 1):
+        await send(inbox, topics[number], ("z", number))
+    relay = inbox.relay(gate, batch=1)
+    for number in (2, 0, 1):
+        assert await relay.relay_once() == 1
+        assert await take_payloads(topics[number]) == {"z": [number]}
+    # And the database uses an index of topics for it, with and without statistics
+    statements = inbox.outbox.statements
+    sql = statements.read
+    if statements.placeholders == "pyformat":
+        sql = sql.replace("%(", ":").replace(")s", "")
+    names = statements.pack_names(f"{gate.namespace}:{one.name}" for one in topics)
+    for name, value in {"topics": f"'{names}'", "batch": "500", "bytes": "1000"}.items():
+        sql = sql.replace(f":{name}", value)
+    explain = "EXPLAIN" if flavour.dialect == "postgresql" else "EXPLAIN QUERY PLAN"
+    for _ in range(2):
+        plan = "\n".join(str(row) for row in flavour.look(f"{explain} {sql}"))
+        assert plan.count("idemgate_outbox_waiting") == 2, plan
+        assert "Seq Scan" not in plan, plan
+        assert "pkey" not in plan, plan
+        flavour.look("ANALYZE")
 
 
 async def test_without_listen_a_trigger_of_the_same_process_wakes_the_relay(
