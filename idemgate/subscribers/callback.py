@@ -34,15 +34,15 @@ class Callback(Generic[T]):
     """A subscriber's function for one run; a blocking function runs in threads, in a copy of the context."""
 
     def __init__(self, func: Callable[[T], object]) -> None:
-        self._is_async = is_async(func)
-        self._judge: Callable[[T], Any] = build_judge_async(cast(Any, func)) if self._is_async else build_judge(func)
+        self.is_async = is_async(func)
+        self._judge: Callable[[T], Any] = build_judge_async(cast(Any, func)) if self.is_async else build_judge(func)
         self._jobs: deque[_Job] = deque()
         self._pool: ThreadPool[_Job, Verdict[Any] | None] | None = None
 
     async def __call__(self, item: T) -> Verdict[Any]:
         """Return the verdict on a message."""
         try:
-            if self._is_async:
+            if self.is_async:
                 return cast("Verdict[Any]", await self._judge(item))
             verdict = await self._call_in_thread(item)
             if hasattr(verdict.value, "__await__"):  # a plain function, such as a lambda, that returned a coroutine

@@ -63,6 +63,7 @@ class EntryReader(ABC, Generic[H]):
         self._callback = Callback(options.callback)
         self._executor = BoundedExecutor[H](self._handle, options.concurrency)
         self._live: dict[bytes, H] = {}
+        self._cancelled: list[H] = []  # by the stop
         self._renewal: EntryRenewal[H] | None = None
         self._freed = asyncio.Event()
         self._acknowledgeable: list[bytes] = []
@@ -168,6 +169,7 @@ class EntryReader(ABC, Generic[H]):
     # -- working ------------------------------------------------------------------------------------------------------
 
     async def _handle(self, taken: H) -> None:
+        started = False
         try:
             if monotonic() - taken.held_from > self._options.reclaim_ms / 2000:  # the process stalled, or just waited
                 await self._renew_now(taken)
@@ -176,12 +178,17 @@ class EntryReader(ABC, Generic[H]):
             if taken.entry.deliveries > self._options.max_deliveries:  # each delivery ended with its process
                 await self._bury(taken, "max_deliveries", None)
                 return
+            started = True
             verdict = await self._callback(taken.entry)
             taken.over = True
             self._count(verdict.outcome)
             await self._settle(taken, verdict)
         except StoreError as error:  # it stays pending
             self._report_error(error)
+        except asyncio.CancelledError:
+            if not taken.over and not taken.lost and (self._callback.is_async or not started):  # a thread goes on
+                self._cancelled.append(taken)
+            raise
         finally:
             if not taken.done:
                 self._forget(taken.id)
@@ -288,10 +295,11 @@ class EntryReader(ABC, Generic[H]):
     async def _end(self, grace: float) -> None:
         waiting = tuple(self._executor.waiting)
         self._executor.waiting.clear()
-        await self._return_unstarted(waiting)
+        await self._return_all(waiting)
         left = await self._executor.finish(grace)
         for taken in self._live.values():
             taken.lost = taken.lost or not taken.over  # its callback swallowed the cancellation: leave it to its lease
+        await self._return_all(self._cancelled)
         if left:
             self._count("abandoned", left)
             log.warning("subscriber.abandoned", extra=self._facts | {"count": left})
@@ -301,9 +309,9 @@ class EntryReader(ABC, Generic[H]):
                 if not left:
                     await self._leave()
 
-    async def _return_unstarted(self, waiting: Sequence[H]) -> None:
-        """Make unstarted entries reclaimable at once; this does not count as an attempt."""
-        await asyncio.gather(*(self._return(taken) for taken in waiting))
+    async def _return_all(self, entries: Sequence[H]) -> None:
+        """Make unstarted or cancelled entries reclaimable at once; this does not count as an attempt."""
+        await asyncio.gather(*(self._return(taken) for taken in entries))
 
     async def _return(self, taken: H) -> None:
         taken.over = True

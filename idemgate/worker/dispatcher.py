@@ -272,7 +272,7 @@ class Dispatcher:
             settlement = self._add_result(entry, settlement, verdict)
         if verdict.outcome == "duplicate":
             self._context.counters.add("worker.duplicate")
-        if error is not None and settlement.verb not in ("ack", "defer"):
+        if error is not None and settlement.verb not in ("ack", "defer", "return"):
             facts, attempt = entry.log_facts(), attempt_number(delivery)
             log.warning(
                 "worker.handler_failed topic=%r key=%r attempt=%s", *facts.values(), attempt,

@@ -27,7 +27,7 @@ def choose_settlement(
     - Rejected, or an unreadable message: bury.
     - In progress, lease of the guard lost, or store unavailable before the handler ran: defer; this does not count as
       an attempt.
-    - Cancelled by the stop of the worker: retry at once.
+    - Cancelled by the stop of the worker: return; this does not count as an attempt either.
     - `PartialFailure`: retry some items after the backoff.
     - Any other failure: retry the message after the backoff.
 
@@ -50,7 +50,7 @@ def choose_settlement(
     if not verdict.ran and isinstance(error, StoreError):
         return Settlement("defer", delivery, delay=policy.backoff.ms(delivery.attempt, error))
     if stopping and isinstance(error, asyncio.CancelledError):
-        return Settlement("nack", delivery, failure="cancelled: its worker stopped before it had finished")
+        return Settlement("return", delivery)
     delay = verdict.retry_after
     delay_ms = policy.backoff.ms(delivery.attempt, error) if delay is None else round(delay * 1000)
     if isinstance(error, PartialFailure):

@@ -61,8 +61,8 @@ class Worker:
             means as many as were handled in the last 50 ms, at least a quarter of `concurrency` and at most 500. In
             that mode a delivery that waited for a second is returned for other workers, and nothing is prefetched
             until handlers are faster. Stopping returns unstarted deliveries; that does not count as an attempt.
-        grace: How long running handlers may finish after a stop. Then async handlers are cancelled and retried at once.
-            Threads cannot be cancelled, so their deliveries are left to their leases.
+        grace: How long running handlers may finish after a stop. Then async handlers are cancelled and retried at once,
+            which is no attempt. Threads cannot be cancelled, so their deliveries are left to their leases.
         membership: "redis" divides the slots of the topics among all workers with this option. Each worker takes from
             its own slots only, and hands slots over drained when workers join or leave (see `Membership`). Or pass
             your own instance, one for each worker, such as `RedisMembership(gate, ttl="5s", grace=grace)`. Every

@@ -88,16 +88,16 @@ class Finishing(Loop):
 class Signalling(Loop):
     """A loop that gets signals while it runs."""
 
-    signals = 1
+    signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
 
     async def consume(self, stop: asyncio.Event, ready: Ready) -> None:
-        for _ in range(self.signals):
-            signal.raise_signal(signal.SIGTERM)
+        for number in self.signals:
+            signal.raise_signal(number)
         await super().consume(stop, ready)
 
 
 class SignallingTwice(Signalling):
-    signals = 2
+    signals = (signal.SIGTERM, signal.SIGINT)
 
 
 async def within(seconds: float, work: Any) -> None:

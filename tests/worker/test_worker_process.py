@@ -141,22 +141,51 @@ def test_a_signal_lets_what_runs_finish(
     record_fault(ENDED, 1, promises="P7 P11", lost=0)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_arrives_twice_is_one(
+    topic: Any, program: Callable[..., Program], number: signal.Signals, record_fault: Callable[..., None]
+) -> None:
+    topic.trigger_many([("a", 1), ("b", 2)])
+    one = program("waiting")
+    assert one.says() == "started a"
+    # When a terminal and a supervisor send the signal
+    one.process.send_signal(number)
+    deadline = time.monotonic() + 60
+    while topic.stats().ready < 1:  # until the first is handled
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    one.process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        one.process.wait(0.2)
+    assert one.process.stdin is not None
+    one.process.stdin.write("go on\n")
+    # Then the handler may finish
+    code, said, _ = one.rest()
+    assert (code, said) == (0, "finished a\nover")
+    record_fault(ENDED, 1, promises="P7 P11", lost=0)
+
+
+@pytest.mark.parametrize(("second", "pause"), [(signal.SIGTERM, 1.2), (signal.SIGINT, 0.2)])
 def test_a_second_signal_ends_it_at_once(
-    topic: Any, program: Callable[..., Program], record_fault: Callable[..., None]
+    topic: Any,
+    program: Callable[..., Program],
+    second: signal.Signals,
+    pause: float,
+    record_fault: Callable[..., None],
 ) -> None:
     topic.trigger("a")
     one = program("endless", grace="1h")
     assert one.says() == "started a"
     one.process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
-        one.process.wait(0.2)
-    one.process.send_signal(signal.SIGTERM)
+        one.process.wait(pause)
+    one.process.send_signal(second)
     code, said, _ = one.rest()
     # Then it does not wait for its grace time of an hour
     assert (code, said) == (0, "cancelled a\nover")
-    # And what was cancelled is due at once, its attempt counted
+    # And what was cancelled is due at once, and that was no attempt
     peek = topic.peek("a")
-    assert (peek.pending.attempts, topic.stats().ready) == (1, 1)
+    assert (peek.pending.attempts, topic.stats().ready) == (0, 1)
     record_fault(ENDED, 1, promises="P7 P11", lost=0)
 
 
