@@ -16,6 +16,7 @@ PACKAGES = {
     "postgresql": "postgresql",
     "rabbitmq": "rabbitmq-server",
     "zookeeper": "zookeeper default-jre-headless",
+    "pgbouncer": "pgbouncer",
 }
 """The Debian packages of each server. `.ci/brokers` installs them."""
 
