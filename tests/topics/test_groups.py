@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -64,6 +65,32 @@ async def test_messages_of_one_millisecond_are_delivered_in_the_order_of_their_a
     # Then each group gets them in this order
     expected = {group: [one.key for one in triggers if one.group == group] for group in groups}
     assert await _deliver_all(topic, n) == expected
+
+
+@pytest.mark.parametrize("n", [7, 100])
+@pytest.mark.parametrize("send", ["together", "one by one, at one time"])
+@pytest.mark.parametrize("policy", [{}, {"priority": True}], ids=["plain", "priority"])
+async def test_a_group_of_many_places_is_first_in_first_out(
+    face: Any, clock: Clock, policy: dict[str, Any], send: str, n: int
+) -> None:
+    # Given one group with room for several deliveries, whose messages are due in one millisecond
+    topic = face.topic("queue", group_concurrency=8, **policy)
+    keys, at = [f"job-{number}" for number in range(1, 200)], clock.now() + timedelta(seconds=5)
+    if send == "together":
+        await topic.trigger_many([Trigger(key, group="all", at=at) for key in keys])
+    else:
+        for key in keys:
+            await topic.trigger(key, group="all", at=at)
+            clock.advance("1ms")
+    clock.advance("6s")
+    # When they are delivered, at most eight at a time
+    begun = list[str]()
+    while taken := await topic.take(n):
+        assert len(taken) <= 8
+        begun += [one.key for one in taken]
+        await topic.ack(taken)
+    # Then they began in the order of their acceptance
+    assert begun == keys
 
 
 @pytest.mark.parametrize("n", [7, 100])
