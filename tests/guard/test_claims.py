@@ -950,7 +950,7 @@ async def test_the_owner_of_a_cancelled_key_learns_it_with_its_next_heartbeat(la
             assert not seen.wait(0.005)
         return f"stopped, lease lost: {current().lease_lost}"
 
-    running = asyncio.create_task(lasting.guard("s", lease="300ms").run("k", work))
+    running = asyncio.create_task(lasting.guard("s", lease="1500ms").run("k", work))
     async with asyncio.timeout(60):
         while not await lasting.cancel("k", scope="s"):
             await asyncio.sleep(0.005)
@@ -962,7 +962,7 @@ async def test_the_owner_of_a_cancelled_key_learns_it_with_its_next_heartbeat(la
 
 
 async def test_a_claim_in_a_block_learns_that_it_is_cancelled(lasting: Any) -> None:
-    async with lasting.inside("k", lease="300ms") as claim, asyncio.timeout(60):
+    async with lasting.inside("k", lease="1500ms") as claim, asyncio.timeout(60):
         assert claim.cancel_requested is False
         assert await lasting.cancel("k") is True
         while not claim.cancel_requested:

@@ -124,7 +124,7 @@ async def test_a_claim_whose_lease_was_taken_over_before_its_reply_is_lost(
     face, proxy = slow
     other = Gate(url, namespace=namespace)
     # Given a claim that was granted, and whose reply is late
-    proxy.delay_reply(CLAIM, 0.8)
+    proxy.delay_reply(CLAIM, 1.5)
     claiming = asyncio.create_task(_claim(face, many))
     while other.inspect("a").state != "lapsed":
         await asyncio.sleep(0.01)
@@ -177,7 +177,7 @@ async def test_a_message_of_a_batch_whose_lease_is_lost_does_not_start(face: Any
 async def test_a_heartbeat_does_not_shorten_an_extended_lease(slow: tuple[Any, Proxy]) -> None:
     face, proxy = slow
     # Given a block whose body expects to be unable to renew its lease for a while
-    async with face.inside("a", lease="300ms") as claim:
+    async with face.inside("a", lease="1500ms") as claim:
         assert await claim.extend("1m")
         # When the heartbeat renews the lease
         sent = proxy.count(RENEW)

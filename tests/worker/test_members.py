@@ -267,7 +267,7 @@ async def test_the_slots_of_the_killed_are_taken_when_its_time_has_passed(world:
 async def test_the_cut_off_stops_taking_before_others_take_over(url: str, gate: Gate, clock: Clock) -> None:
     # Given two workers, one of them behind a proxy
     with Proxy(url) as proxy:
-        far_gate = Gate(proxy.url, namespace=gate.namespace, clock=clock, timeout="100ms")
+        far_gate = Gate(proxy.url, namespace=gate.namespace, clock=clock, timeout="1s")
         world, far_world = World(gate, clock), World(far_gate, clock)
         near, far = await world.join(T), await far_world.join(T)
         await world.pass_time(INTERVAL)

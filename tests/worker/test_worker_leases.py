@@ -43,17 +43,17 @@ async def stolen(rival: Gate, clock: Clock, n: int = 1) -> list[Any]:
 
 @pytest.mark.parametrize("awaiting", [False, True])
 async def test_heartbeats_keep_the_lease_of_a_long_handler(live: Gate, eventually: Any, awaiting: bool) -> None:
-    # Given a lease of 0.4 s, a handler of a second, and another worker, which would take what lapses
-    topic, attempts = live.topic("t", lease="400ms"), []
+    # Given a lease of 1.2 s, a handler of 2.5 s, and another worker, which would take what lapses
+    topic, attempts = live.topic("t", lease="1200ms"), []
 
     async def wait(delivery: Any) -> None:
         attempts.append(delivery.attempt)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2.5)
         assert not delivery.lost
 
     def block(delivery: Any) -> None:
         attempts.append(delivery.attempt)
-        time.sleep(1.0)
+        time.sleep(2.5)
         assert not current().lease_lost
 
     topic.handler(wait if awaiting else block)
@@ -69,12 +69,12 @@ async def test_heartbeats_keep_the_lease_of_a_long_handler(live: Gate, eventuall
 
 
 async def test_heartbeats_go_on_while_the_event_loop_is_blocked(live: Gate, eventually: Any) -> None:
-    topic, attempts = live.topic("t", lease="400ms"), []
+    topic, attempts = live.topic("t", lease="1200ms"), []
 
     @topic.handler
     async def rude(delivery: Any) -> None:
         attempts.append(delivery.attempt)
-        time.sleep(1.0)  # noqa: ASYNC251 - that is the test
+        time.sleep(2.5)  # noqa: ASYNC251 - that is the test
 
     await topic.aio.trigger("a")
     async with Worker(live):
@@ -166,8 +166,8 @@ async def test_a_store_that_is_away_for_longer_than_the_lease_costs_it(
 ) -> None:
     # Given a running handler, and a way to the store that can be cut
     with Proxy(url) as proxy:
-        gate = Gate(proxy.url, namespace=namespace, timeout="200ms")
-        topic, go, seen = gate.topic("t", lease="300ms", backoff=0), asyncio.Event(), []
+        gate = Gate(proxy.url, namespace=namespace, timeout="1s")
+        topic, go, seen = gate.topic("t", lease="1500ms", backoff=0), asyncio.Event(), []
 
         @topic.handler
         async def handle(delivery: Any) -> None:

@@ -124,7 +124,7 @@ async def test_an_outage_of_the_store_is_logged_once_and_so_is_its_end(
 ) -> None:
     # Given a worker of three topics, behind a proxy
     with Proxy(url) as proxy:
-        gate = Gate(proxy.url, namespace=namespace, timeout="100ms")
+        gate = Gate(proxy.url, namespace=namespace, timeout="300ms")
         for name in ("one", "two", "three"):
             gate.topic(name).handler(lambda delivery: None)
         async with gate.aio.worker():
