@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from idemgate import Gate, InvalidArgument
 from idemgate.subscribers import subscribers as module
+from tests.proxy import Proxy
 
 Ready = Callable[[], None] | None
 
@@ -175,6 +177,37 @@ async def test_a_loop_that_swallows_its_cancellation_is_left_running(
     await within(10, running)
     assert "subscriber.left_running" in caplog.text
     loop.end.set()
+
+
+@pytest.mark.parametrize("kind", ["stream", "list"])
+async def test_a_stop_while_the_store_is_away_ends(kind: str, url: str, namespace: str, raw: Any) -> None:
+    # Given a callback that runs, and a store that does not answer any more
+    with Proxy(url) as proxy:
+        gate, started = Gate(proxy.url, namespace=namespace, timeout="1s"), asyncio.Event()
+
+        async def handle(entry: Any) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        if kind == "stream":
+            raw.xadd(namespace, {"n": 1})
+            gate.stream(namespace, group="g", reclaim="10m")(handle)
+        else:
+            raw.rpush(namespace, 1)
+            gate.list(namespace, reclaim="10m")(handle)
+        async with gate.aio.subscribers(grace=0):
+            await within(30, started.wait())
+            proxy.black_hole = True
+            proxy.cut_all()
+            # When its subscriber stops
+            began = time.monotonic()
+        # Then it waits for the store no longer than a few times the timeout
+        assert time.monotonic() - began < 20
+        assert gate.counters[f"{kind}.abandoned"] == 1
+        proxy.black_hole = False
+        proxy.cut_all()
+        await gate.aio.close()
+        gate.close()
 
 
 # -- under gate.run() -------------------------------------------------------------------------------------------------

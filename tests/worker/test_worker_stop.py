@@ -17,7 +17,9 @@ from idemgate.store.aio import AsyncLink
 from idemgate.testing import Clock
 from idemgate.topics.messages import Taken
 from idemgate.worker.consumer import TopicConsumer
+from idemgate.worker.coordinator import MembershipOption
 from idemgate.worker.worker import Worker
+from tests.proxy import Proxy
 
 Between = Callable[[Call[Any], Any], Any]
 
@@ -167,6 +169,36 @@ async def test_a_handler_that_swallows_its_cancellation_is_left_to_its_lease(
     assert lost == [True]
     stats = await topic.aio.stats()
     assert (stats.in_flight, stats["acked"], gate.counters["worker.acked"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("membership", [None, "redis"])
+async def test_a_stop_while_the_store_is_away_ends(
+    url: str, namespace: str, eventually: Any, membership: MembershipOption
+) -> None:
+    # Given a running handler with a long lease, and a store that does not answer any more
+    with Proxy(url) as proxy:
+        gate = Gate(proxy.url, namespace=namespace, timeout="1s")
+        topic, started = gate.topic("t", lease="10m"), asyncio.Event()
+
+        @topic.handler
+        async def handle(delivery: Any) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        async with gate.aio.worker(grace=0, membership=membership):
+            await topic.aio.trigger("a")
+            await asyncio.wait_for(started.wait(), 30)
+            proxy.black_hole = True
+            proxy.cut_all()
+            # When its worker stops
+            began = monotonic()
+        # Then it waits for the store no longer than a few times the timeout, and not for the lease
+        assert monotonic() - began < 20
+        assert gate.counters["worker.cut_short"] == 1
+        proxy.black_hole = False
+        proxy.cut_all()
+        await gate.aio.close()
+        gate.close()
 
 
 async def test_a_thread_that_does_not_end_is_left_to_its_lease(gate: Gate, clock: Clock, eventually: Any) -> None:
