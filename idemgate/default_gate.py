@@ -51,6 +51,6 @@ def configure(
     seconds = context.timeout if timeout is None else milliseconds(timeout, "timeout") / 1000
     parsed = parse_durability(durability, name)
     url = store if isinstance(store, str) else None
-    default_gate._options |= {"url": url, "namespace": name, "timeout": seconds, "durability": durability}
+    default_gate._options().update(url=url, namespace=name, timeout=seconds, durability=durability)
     context.source, context.namespace, context.timeout, context.durability = source, name, seconds, parsed
     return default_gate

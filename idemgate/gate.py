@@ -95,13 +95,14 @@ class Gate(GuardMethods, SubscriberMethods):
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
         self.subscribers: list[Subscriber] = []
-        self._options: dict[str, Any] = {
+        options: dict[str, Any] = {
             "url": url, "namespace": namespace, "timeout": timeout, "max_bytes": max_bytes, "durability": durability,
         }  # fmt: skip
+        self._options: Callable[[], dict[str, Any]] = lambda: options  # no repr shows the password of the URL
 
     def __reduce__(self) -> Any:
         """Let pickle store what the gate was made from, with the credentials of its URL, but no connection."""
-        return rebuild_gate, (type(self), portable_options(self, self._options))
+        return rebuild_gate, (type(self), portable_options(self, self._options()))
 
     def __copy__(self) -> Self:
         return self

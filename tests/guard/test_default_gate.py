@@ -39,8 +39,13 @@ def double(n):
 ids = idemgate.default_gate.dedup("ids", "1h")
 idemgate.configure({store}, namespace=NAME)
 print(double(4), ids.add("a"), idemgate.default_gate.namespace == NAME)
+import pickle
+try:
+    print(pickle.loads(pickle.dumps(idemgate.default_gate)).dedup("ids", "1h").add("a"))
+except pickle.PicklingError:
+    print("refused")
 """)
-    assert printed.split() == ["8", "True", "True"]
+    assert printed.split() == ["8", "True", "True", "False" if store == "URL" else "refused"]
     with Gate(url, namespace=namespace) as gate:
         assert gate.inspect("4", scope="s").state == "done"
         assert gate.dedup("ids", "1h").add("a") is False

@@ -281,6 +281,7 @@ def test_a_gate_travels_as_what_it_was_made_from(tmp_path: Path, monkeypatch: py
     embedded = pickle.loads(pickle.dumps(Gate("embedded://a b")))
     assert embedded.context.source == f"embedded://{tmp_path}/a%20b"
     assert copy.copy(given) is copy.deepcopy(given) is given
+    assert "secret" not in repr([vars(given), vars(given.context)])
 
 
 REFUSED = {
