@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from idemgate.core.clock import Clock
@@ -374,6 +374,7 @@ class Gate(GuardMethods, SubscriberMethods):
         known = self.topics.get(name)
         if known is None:
             known = self.topics[name] = Topic(self.context, name, declared, plain)
+            known.definition.unregister = partial(self.topics.pop, name, None)
         else:
             known.definition.declare(declared, plain)
         return known

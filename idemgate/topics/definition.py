@@ -41,6 +41,7 @@ class TopicDefinition:
         self.forward: Forward | None = None
         self.recurring: dict[str, RecurringTrigger] = {}
         self.calls: TopicCalls | None = None
+        self.unregister: Callable[[], object] = lambda: None  # removes it from its gate
         self._said: Policy = declared  # as the program declared it; `declared` may be an adopted one
         self._refused = False
         self._adopted = 0
@@ -184,8 +185,10 @@ class TopicDefinition:
             self._replace_policy(replace(self.declared, slots=slots))
 
     def reset(self) -> None:
-        """Make the next use open the topic again."""
+        """Forget a topic that was deleted from the server. The next use opens it again."""
         self.calls = None
+        if self.handler is None and self.forward is None and not self.recurring:
+            self.unregister()
 
     def open_call(self) -> Call[Any]:
         """Build the call that opens the topic."""

@@ -153,6 +153,21 @@ async def test_one_that_holds_something_is_kept(face: Face, clock: Clock, held: 
     assert sum((gone.pending, gone.in_flight, gone.dead)) == (6 if held == "pending" else 7)
 
 
+async def test_a_gate_forgets_a_topic_that_it_deleted_unless_a_worker_needs_it(face: Face, gate: Gate) -> None:
+    # Given a topic of this process only, and one with a handler
+    topic, handled = face.topic("t"), face.topic("handled")
+    gate.topic("handled").handler(print)
+    for one in (topic, handled):
+        await one.trigger("k", 1)
+        # When they are deleted
+        await one.delete(discard=True)
+    # Then the gate knows only the one that a worker serves
+    assert [*gate.topics] == ["handled"]
+    # And what still refers to the other uses it as before
+    assert (await topic.trigger("k", 1)).accepted
+    assert (await face.topic("t", window="1s").delete(discard=True)).pending == 1
+
+
 async def test_what_comes_while_it_is_being_forgotten_is_kept(face: Face, gate: Gate) -> None:
     # Given a topic that is found to be empty
     topic = face.topic("t", slots=2)
