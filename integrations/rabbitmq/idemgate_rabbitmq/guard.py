@@ -31,7 +31,8 @@ __all__ = ["guarded"]
 
 log = logging.getLogger("idemgate.rabbitmq")
 F = TypeVar("F", bound=Callable[..., Any])
-Verb = Literal["ack", "requeue", "reject"]
+Verb = Literal["ack", "return", "requeue", "reject"]
+"""`return` requeues by `basic.nack`, which RabbitMQ 4.3 does not count against the delivery limit of a quorum queue."""
 HoldReason = Literal["in_progress", "store_unavailable"]
 
 _STORE_ERRORS = (StoreUnavailable, ServerRejected, NotConfigured)
@@ -128,7 +129,8 @@ def guarded(
     `OutcomeUnknown`, `AttemptsExhausted`, `ReplayedFailure` and `DecodeError`.
 
     In a quorum queue every requeue counts against the delivery limit, and so does every lost channel or connection.
-    A hold counts nothing. The limit is therefore the number of failures and crashes that one message may have.
+    A hold counts nothing. From RabbitMQ 4.3 on, its end counts nothing either: it requeues by `basic.nack`.
+    The limit is therefore the number of failures and crashes that one message may have.
 
     Args:
         gate: The gate whose store keeps the claims, and whose `counters` count.
@@ -239,6 +241,8 @@ class _ConsumerGuard:
         try:
             if settlement.verb == "ack":
                 await message.ack()
+            elif settlement.verb == "return":
+                await message.nack(requeue=True)
             else:
                 await message.reject(requeue=settlement.verb == "requeue")
         except CONNECTION_EXCEPTIONS:
@@ -316,6 +320,8 @@ class _ConsumerGuard:
         try:
             if settlement.verb == "ack":
                 channel.basic_ack(tag)
+            elif settlement.verb == "return":
+                channel.basic_nack(tag, requeue=True)
             else:
                 channel.basic_reject(tag, requeue=settlement.verb == "requeue")
         except AMQPError:
@@ -346,7 +352,7 @@ class _ConsumerGuard:
                 "message requeued after hold scope=%s id=%r reason=%s", self._scope, hold.message_id, reason,
                 extra=self._log_facts(hold),
             )  # fmt: skip
-            return self._count(Settlement("requeue", 0, reason))
+            return self._count(Settlement("return", 0, reason))
         if reason not in hold.reasons:
             hold.reasons.add(reason)
             self._gate.counters.add(f"rabbitmq.held_{reason}")

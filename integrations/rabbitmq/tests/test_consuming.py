@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import aio_pika
 import pika
 import pytest
+from aio_pika.message import IncomingMessage
 from idemgate_rabbitmq import guarded
+from pika.adapters.blocking_connection import BlockingChannel
 
 from idemgate import Bury, Gate, Guard, InvalidArgument, Retry, StoreUnavailable, errors, verdict_of
 from idemgate.testing import Clock
@@ -137,7 +139,29 @@ async def test_a_duplicate_does_not_run(gate: Gate, broker: Any, queue: Any) -> 
         assert queue.all() == []
 
 
-async def test_a_failed_message_is_requeued_after_the_pause(gate: Gate, queue: Any, consume: Consume) -> None:
+@pytest.fixture
+def returns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The methods that returned messages to the broker. RabbitMQ 4.3 counts only `reject` against a delivery limit."""
+    found = list[str]()
+
+    def spy(kind: type, name: str) -> None:
+        method = getattr(kind, name)
+
+        def record(*args: Any, **options: Any) -> Any:
+            found.append(name.removeprefix("basic_"))
+            return method(*args, **options)
+
+        monkeypatch.setattr(kind, name, record)
+
+    for kind, prefix in ((IncomingMessage, ""), (BlockingChannel, "basic_")):
+        spy(kind, f"{prefix}nack")
+        spy(kind, f"{prefix}reject")
+    return found
+
+
+async def test_a_failed_message_is_requeued_after_the_pause(
+    gate: Gate, queue: Any, consume: Consume, returns: list[str]
+) -> None:
     starts: list[float] = []
 
     def fail_first(_: Received) -> None:
@@ -151,6 +175,7 @@ async def test_a_failed_message_is_requeued_after_the_pause(gate: Gate, queue: A
     first, second, third = starts
     assert second - first >= 0.3
     assert third - second >= 0.6
+    assert returns == ["reject", "reject"]
     # And a duplicate of it does not run
     put(queue, "a")
     await wait_for_counts(gate, duplicate=1)
@@ -236,7 +261,9 @@ async def test_a_held_message_does_not_delay_the_others(gate: Gate, queue: Any, 
     assert sorted(ran) == [str(n) for n in range(10)]
 
 
-async def test_a_message_is_requeued_when_its_hold_ends(gate: Gate, queue: Any, consume: Consume) -> None:
+async def test_a_message_is_requeued_when_its_hold_ends(
+    gate: Gate, queue: Any, consume: Consume, returns: list[str]
+) -> None:
     # Given another consumer that runs the message for longer than the hold
     claim = await gate.aio.claim("a", scope="test", fingerprint=b"x")
     ran: list[Received] = []
@@ -248,7 +275,35 @@ async def test_a_message_is_requeued_when_its_hold_ends(gate: Gate, queue: Any, 
     # Then the message is acknowledged
     await wait_for_counts(gate, duplicate=1)
     assert ran == []
+    assert set(returns) == {"nack"}
     await wait_until_empty(queue)
+
+
+@pytest.mark.slow  # below RabbitMQ 4.3 it is skipped
+async def test_the_end_of_a_hold_does_not_count_against_the_delivery_limit(
+    gate: Gate, queue: Any, make_queue: Any, consume: Consume
+) -> None:
+    with queue.broker.connect() as connection:
+        version = connection._impl.server_properties["version"]
+    if tuple(map(int, version.split(".")[:2])) < (4, 3):
+        pytest.skip(f"RabbitMQ {version} counts basic.nack, too")
+    # Given a quorum queue that delivers a message twice
+    lost, limit = make_queue(), 1
+    queue.channel.queue_delete(queue.name)
+    arguments = {
+        "x-queue-type": "quorum", "x-delivery-limit": limit,
+        "x-dead-letter-exchange": "", "x-dead-letter-routing-key": lost.name,
+    }  # fmt: skip
+    queue.channel.queue_declare(queue.name, durable=True, arguments=arguments)
+    # When the hold of a message ends more often
+    claim = await gate.aio.claim("a", scope="test", fingerprint=b"x")
+    await consume(lambda _: None, pause="50ms", lease="100ms", hold="200ms")
+    put(queue, "a")
+    await wait_for_count(gate, "in_progress", limit + 3)
+    # Then the message is still there
+    assert await claim.complete()
+    await wait_for_counts(gate, duplicate=1)
+    assert lost.all() == []
 
 
 async def test_a_held_message_of_a_closed_channel_does_not_run(
@@ -438,13 +493,16 @@ async def test_a_store_outage_requeues_no_message(
             gate.close()
 
 
-async def test_a_store_outage_longer_than_the_hold_requeues(namespace: str, broker: Any, queue: Any) -> None:
+async def test_a_store_outage_longer_than_the_hold_requeues(
+    namespace: str, broker: Any, queue: Any, returns: list[str]
+) -> None:
     for client in (aio, blocking):
         gate, ran = Gate("redis://127.0.0.1:1", namespace=namespace, timeout="50ms"), list[Received]()
         put(queue, "a")
         async with client(gate, broker, queue.name, ran.append, pause="20ms", lease="100ms", hold="100ms"):
             await wait_for_count(gate, "store_unavailable", 3)
         assert ran == []
+        assert set(returns) == {"nack"}
         assert len(queue.all()) == 1
         await gate.aio.close()
         gate.close()
