@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SOCKET_TIMEOUT", "Backoff", "BackoffPolicy", "delays", "retry_pause", "to_async"]
 
+_jitter = random.SystemRandom()
+"""Not the generator of `random`: a program may seed that, and its replicas would retry at the same moments."""
 SOCKET_TIMEOUT = 2.0
 """Seconds without an answer after which a connection is closed."""
 
@@ -84,7 +86,7 @@ class _FullJitter:
         self._cap = cap_ms
 
     def ms(self, attempt: int, error: BaseException | None = None) -> int:  # noqa: ARG002
-        return random.randint(0, min(self._cap, self._base << min(_check_attempt(attempt) - 1, 32)))
+        return _jitter.randint(0, min(self._cap, self._base << min(_check_attempt(attempt) - 1, 32)))
 
 
 class _Tenacity:
@@ -119,7 +121,7 @@ def _check_attempt(attempt: object) -> int:
 
 def retry_pause(n: int) -> float:
     """Return the seconds to wait before the n-th retry (from 1) of a store call: full jitter, 10 ms to 500 ms."""
-    return random.uniform(0, min(0.5, 0.01 * 2 ** min(_check_attempt(n) - 1, 16)))
+    return _jitter.uniform(0, min(0.5, 0.01 * 2 ** min(_check_attempt(n) - 1, 16)))
 
 
 def to_async(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:

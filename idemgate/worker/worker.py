@@ -448,7 +448,8 @@ class Worker:
         self._drained = True
         dispatcher.to_settle.set()
         longest_lease = max((consumer.lease for consumer in self._consumers), default=0.0)
-        await self._wait_until_done([settle_loop], min(longest_lease, self.context.timeout))
+        # A settlement that waits for replicas takes one timeout, and half of another until it is answered.
+        await self._wait_until_done([settle_loop], min(longest_lease, 2 * self.context.timeout))
         await asyncio.wait({settle_loop}, timeout=CLEANUP_SECONDS)
         settle_loop.cancel()
         await self._leave_members(memberships)

@@ -11,6 +11,7 @@ import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 
+from idemgate.core import backoff as module
 from idemgate.core.backoff import delays, retry_pause
 from idemgate.core.durations import LONGEST_MS
 from idemgate.errors import InvalidArgument
@@ -87,7 +88,7 @@ def test_the_default_uses_the_whole_span() -> None:
 
 
 def test_the_default_draws_from_0_to_the_doubled_span(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random, "randint", lambda least, most: (least, most))
+    monkeypatch.setattr(module._jitter, "randint", lambda least, most: (least, most))
     spans: list[Any] = [delays(None).ms(attempt) for attempt in (1, 2, 10, 11, 99)]
     assert spans == [(0, 1_000), (0, 2_000), (0, 512_000), (0, 600_000), (0, 600_000)]
 
@@ -144,9 +145,7 @@ def test_a_retry_of_a_store_call_waits_up_to_half_a_second(n: int) -> None:
     assert 0 <= retry_pause(n) <= min(0.5, 0.01 * 2 ** min(n - 1, 10))
 
 
-def test_the_first_delay_that_nobody_named_is_anything_from_none_to_a_second() -> None:
-    before = random.getstate()
-    random.seed(5)  # with which either bound comes soon
+def test_the_first_delay_that_nobody_named_is_anything_from_none_to_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_jitter", random.Random(5))  # with which either bound comes soon
     drawn = {delays(None).ms(1) for _ in range(1_500)}
-    random.setstate(before)
     assert (min(drawn), max(drawn)) == (0, 1_000)
