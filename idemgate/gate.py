@@ -2,52 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect as inspection
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack
+from pathlib import Path
+from pickle import PicklingError
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
+from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 from idemgate.core.clock import Clock
 from idemgate.core.counters import Counters
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.key_template import KeyCallable
+from idemgate.core.key_template import KeyCallable, compile_key
 from idemgate.core.keys import Key, check_name
-from idemgate.core.validation import check_int
+from idemgate.core.scopes import check_unregistered, mark_registered
+from idemgate.core.validation import check_function, check_int, is_async
 from idemgate.dedup.dedup import Dedup
 from idemgate.errors import InvalidArgument
 from idemgate.gate_aio import AioGate
-from idemgate.gate_guard import GuardMethods
-from idemgate.gate_pickling import portable_options, rebuild_gate
-from idemgate.gate_subscribers import SubscriberMethods
 from idemgate.guard.batch import ClaimBatch, build_completions, build_releases, record_ends, run_ends
+from idemgate.guard.callback import OnFailure, OnVerdict, wrap_callback
 from idemgate.guard.calls import Record
 from idemgate.guard.claim import BaseClaim, Claim
 from idemgate.guard.decide import cancel, forget, inspect, mark_call, mark_calls, resolve
+from idemgate.guard.decorator import OnceFunction
+from idemgate.guard.guard import Guard
 from idemgate.guard.options import (
     ClaimOptions,
+    GuardOptions,
+    NoSkipOptions,
+    build_driver,
+    check_choice,
     claim_attempt,
     claim_attempts,
+    decorate,
+    once_options,
+    split_bare,
 )
 from idemgate.store.context import Context
 from idemgate.store.durability import DurabilityOption, parse_durability
 from idemgate.topics.decorator import MergedFunction, decorate_merge
-from idemgate.topics.policy import Policy, TopicOptions, policy_from
+from idemgate.topics.policy import ExpiryOptions, Policy, TopicOptions, policy_from
 from idemgate.topics.registry import StoredTopic, stored_topics
 from idemgate.topics.topic import Topic
 
 if TYPE_CHECKING:
     from idemgate.membership.member import Membership
     from idemgate.store.endpoint import Endpoint
-    from idemgate.subscribers import Subscriber
+    from idemgate.subscribers import Entry as StreamEntry
+    from idemgate.subscribers import Expiry, ListEntry, PubSubMessage, Subscriber
 
-__all__ = ["Gate", "parse_source"]
+__all__ = ["CallbackDecorator", "Gate", "OnceDecorator", "SkippingDecorator", "parse_source"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
+M = TypeVar("M", bound="_Method[Any, ..., Any] | _ClassMethod[Any, ..., Any]")
+MessageCallback = TypeVar("MessageCallback", bound="Callable[[PubSubMessage], object]")
+EntryCallback = TypeVar("EntryCallback", bound="Callable[[StreamEntry], object]")
+ListCallback = TypeVar("ListCallback", bound="Callable[[ListEntry], object]")
 LARGEST = 512 * 1024 * 1024
 """The largest value of a Redis server, in bytes."""
+_METHOD_KINDS: tuple[Any, ...] = (classmethod, staticmethod)
 
 
-class Gate(GuardMethods, SubscriberMethods):
+class Gate:
     """One store and one namespace. The constructor opens no connection; the first use does.
 
     Threads and event loops can share a gate. A forked child opens its own connections. Pickle stores the arguments of a
@@ -102,7 +137,7 @@ class Gate(GuardMethods, SubscriberMethods):
 
     def __reduce__(self) -> Any:
         """Let pickle store what the gate was made from, with the credentials of its URL, but no connection."""
-        return rebuild_gate, (type(self), portable_options(self, self._options()))
+        return rebuild_gate, (type(self), _portable_options(self, self._options()))
 
     def __copy__(self) -> Self:
         return self
@@ -135,15 +170,232 @@ class Gate(GuardMethods, SubscriberMethods):
         """The async form of this gate."""
         return AioGate(self.context, self.topic, self.topics, self.subscribers)
 
-    def close(self) -> None:
-        """Stop the heartbeats and close the blocking connections. `await gate.aio.close()` closes the async ones."""
-        self.context.close()
+    @overload
+    def once(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self, func: MergedFunction[P, R], /
+    ) -> MergedFunction[P, R]: ...
+    @overload
+    def once(self, func: M, /) -> M: ...
+    @overload
+    def once(self, func: Callable[P, R], /) -> OnceFunction[P, R]: ...
+    @overload
+    def once(  # pyright: ignore[reportOverlappingOverload] - the options of the last two include these
+        self,
+        key: str | None = None,
+        *,
+        scope: str | None = None,
+        fingerprint: Sequence[str] | KeyCallable | None = None,
+        **options: Unpack[NoSkipOptions],
+    ) -> OnceDecorator: ...
+    @overload
+    def once(  # pyright: ignore[reportOverlappingOverload]
+        self,
+        *,
+        key: KeyCallable,
+        scope: str | None = None,
+        fingerprint: Sequence[str] | KeyCallable | None = None,
+        **options: Unpack[NoSkipOptions],
+    ) -> OnceDecorator: ...
+    @overload
+    def once(
+        self,
+        key: str | None = None,
+        *,
+        scope: str | None = None,
+        fingerprint: Sequence[str] | KeyCallable | None = None,
+        **options: Unpack[GuardOptions],
+    ) -> SkippingDecorator: ...
+    @overload
+    def once(
+        self,
+        *,
+        key: KeyCallable,
+        scope: str | None = None,
+        fingerprint: Sequence[str] | KeyCallable | None = None,
+        **options: Unpack[GuardOptions],
+    ) -> SkippingDecorator: ...
+    def once(
+        self,
+        *bare: Callable[..., Any] | str | None,
+        key: str | KeyCallable | None = None,
+        scope: str | None = None,
+        fingerprint: Sequence[str] | KeyCallable | None = None,
+        **options: Unpack[GuardOptions],
+    ) -> Any:
+        """Guard a function: run the first call of a key and return its result to the others.
 
-    def __enter__(self) -> Self:
-        return self
+        Above `@gate.merge` it drops copies: a second trigger with the same key of both is a "duplicate" (`key` and
+        `retention` only). Below it guards the merged call. `@gate.once` is `@gate.once()`. It works on functions,
+        methods, classmethods and staticmethods, sync and async, but not on generator functions.
+        Two round trips for a new key, one for a duplicate.
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        Write it below a decorator that registers the function, such as `@topic.handler`, `@gate.subscribe`,
+        `@gate.stream`, `@gate.consume_list` or `@expiry.handler`. Above one it would guard nothing and is refused.
+
+        `charge.inspect(order)` returns the record of the key of `charge(order)`, and `charge.forget(order)` deletes it.
+        Both are coroutines if `charge` is async. `charge.key(order)` is the key, and `charge.scope` the scope. Methods
+        have them too. Write `@once` above `@classmethod`. Type checkers see only a method: pass it to `once_function`
+        of `idemgate.types`.
+
+        Args:
+            key: a template over the arguments, "{event[id]}" or "{order.id}", or `key=` and a callable that gets the
+                same arguments. None: all arguments, which must be storable. It is checked and compiled at decoration.
+                Values count, not how they are written: Decimals 1.0 and 1.00 are one key, and so are 7 and "7". Of a
+                model its class and all its fields count. A method needs a key, because its object is in no argument.
+            scope: keys of one scope share their record. None: the qualified name of the function. A function without
+                a unique name (a lambda, a partial, an object with `__call__`) needs a scope.
+            fingerprint: names of arguments, or a callable. The same key with another fingerprint raises KeyReused.
+            retention: how long a key stays done.
+            lease: how long a claim is valid without a heartbeat. Heartbeats renew it while the function runs. Make it
+                three times the longest time that C code may hold the GIL.
+            on_done: "replay" the result (ResultUnavailable if none was stored), "skip" (return None), or "raise"
+                AlreadyDone. None: "replay", or "skip" with `at_most_once`. A duplicate gets an equal dataclass or
+                pydantic model of the same class; no validator, `__post_init__` or serializer runs again. The return
+                annotation must lead to that class: name it, a union with it, or a base class of it, or duplicates get
+                ResultUnavailable. If the annotation names no class of yours, they get the dict of its fields, and the
+                first one is logged. A function that is annotated to return what cannot be stored is refused.
+            on_in_progress, wait: "raise" AlreadyInProgress (with `retry_after`), "skip" (return None), or "wait" for
+                at most `wait`. A consumer that redelivers (a topic, stream or list) does so after "skip", too: the
+                other owner may still fail. A call that would wait for a run that it is part of raises
+                AlreadyInProgress at once. Tasks and threads that inherit the context of the run are part of it.
+            on_error: "release" (the next caller may run), "keep" (not before the lease ends), "store" (duplicates
+                get ReplayedFailure), "share", or a callable from the exception to one of these. "share" releases the
+                key, and the callers that waited for this run (`on_in_progress="wait"`) get SharedFailure. With
+                "release" they run one after another. Cancellation, KeyboardInterrupt and SystemExit always release,
+                unless `on_lease_loss` is "hold".
+            on_lease_loss: after a lost lease "retry", or "hold": raise OutcomeUnknown until `gate.resolve`. "hold"
+                also keeps a key whose run was cancelled or ended by KeyboardInterrupt or SystemExit, because the run
+                may have had its effect.
+            on_lost: what a call gets whose lease was taken over while it ran. "return": its own result, which was not
+                stored, and `once.lease_lost` counts it. "raise": LeaseLost. A guard's verdict is "lost" either way.
+            on_missing_key: for a call whose arguments hold no key "raise" MissingKey, "run" unguarded, or "skip"
+                (return None). The last two are counted.
+            on_replay: a function that gets the key and the `Verdict` on each duplicate of a done key. Its errors are
+                counted and logged.
+            on_store_error: while the store is unavailable "raise", "run" unguarded, or guard within this process
+                ("local"). Each case is counted. With "local" this process answers duplicates of keys that it ran
+                without the store, until the store is back. It keeps 100,000 results or 32 MiB.
+            max_attempts: starts of a key without success before AttemptsExhausted. None: no limit. The count restarts
+                if no attempt follows within `retention`.
+            max_run: how long a run may take, from its start. Then its lease is renewed no more, `current().lease_lost`
+                becomes true, and another caller may run the key within a lease and a sixth. A hung function, or a
+                coroutine of a closed event loop, else holds its key while the process lives. None: no limit.
+            retry: a tenacity policy for attempts inside one claim. Once the lease is known to be lost, no other attempt
+                starts, and LeaseLost is raised.
+            at_most_once: mark the key before the run, in one round trip. There is no lease, no result and no second
+                attempt after a failure.
+            max_result_bytes: larger results are not stored, but the key is done. None: `max_bytes` of the gate.
+            cache_size: the number of done keys that this process caches to answer without a round trip. 0: none. A
+                key that another process forgot stays cached until its retention ends.
+            shadow: run everything, and only count and log the duplicates.
+            sink: a database that stores the key and the result in the transaction of the effect, such as an inbox of
+                idemgate-sql. The function runs inside that transaction. A crash, a lost lease or a Redis that lost its
+                data then causes no second effect. A sync function needs a sync sink, an async one an async sink. Not
+                with `at_most_once`, `shadow` or `on_error="store"`. `retry` makes a transaction for each attempt.
+
+        Raises:
+            InvalidArgument: an option is invalid, or a decorator below has registered the function. Calls raise it for
+                arguments that give no key, and if the function returns a Future, a Task, a generator or another object
+                whose work has not ended. The key is then free.
+
+        The guarded function raises its own errors, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable,
+        ReplayedFailure, SharedFailure, OutcomeUnknown, AttemptsExhausted and StoreError. LeaseLost means that the
+        lease had nearly ended before the function could start; it did not run. With an option "skip" or `at_most_once`
+        it may return None, and its return type is `R | None`.
+        """
+        func, key = split_bare("once", bare, key)
+        checked = once_options(self.context.codec, "once", scope, options)
+
+        def once(func: Any) -> Any:
+            if isinstance(func, MergedFunction):
+                return self._drop_copies(cast("MergedFunction[..., Any]", func), key, scope, fingerprint, options)
+            check_unregistered(func, "gate.once")
+            return decorate(self.context, checked, func, key, fingerprint, options)
+
+        return once if func is None else once(func)
+
+    def _drop_copies(
+        self,
+        merged: MergedFunction[P, R],
+        key: str | Callable[..., object] | None,
+        scope: str | None,
+        fingerprint: object,
+        options: GuardOptions,
+    ) -> MergedFunction[P, R]:
+        """Compose `once` above `merge`. Raises InvalidArgument for an option that triggers do not have."""
+        given = {"fingerprint": fingerprint, **options}
+        for name, value in given.items():
+            if value is not None and name != "retention":
+                fix = "Leave it out, or write @once below @merge, which guards the merged call"
+                raise InvalidArgument(name, value, "once above merge drops copies of triggers, without this", fix)
+        checked = once_options(self.context.codec, "once", scope or merged.topic.name, options)
+        inner = merged.__wrapped__
+        guarded = decorate(self.context, checked, inner, key, None, options)
+        return merged.drop_copies(guarded, compile_key(key, inner), checked.retention)
+
+    def guard(self, scope: str, **options: Unpack[GuardOptions]) -> Guard:
+        """Return a guard for the messages of a consumer. Sends nothing to the store.
+
+        `guard.run(key, handler, message)` runs the handler once per key and returns a verdict instead of raising.
+        `once` is the same as a decorator; guards and decorators with one scope share their records.
+
+        Args:
+            scope: keys of one scope share their record.
+            **options: the options of `once`.
+
+        Raises:
+            InvalidArgument: an option is invalid.
+        """
+        return Guard(build_driver(self.context, once_options(self.context.codec, "guard", scope, options), options))
+
+    def callback(
+        self,
+        key: str | KeyCallable,
+        *,
+        scope: str | None = None,
+        fingerprint: Sequence[str] | KeyCallable | None = None,
+        on_verdict: OnVerdict | None = None,
+        on_failure: OnFailure | None = None,
+        **options: Unpack[GuardOptions],
+    ) -> CallbackDecorator:
+        """Guard a callback of another library, such as a handler of redis-py Pub/Sub, paho or pika.
+
+        The first copy of a message runs. The callback returns the stored result to a duplicate, and None to a message
+        that is in progress elsewhere. It raises none of the guard's errors, because an exception would end the loop of
+        the library. Counters: `callback.*`, one for each outcome of a `Verdict`.
+
+        Args:
+            key, scope, fingerprint: see `once`.
+            on_verdict: a function that settles the message where the library leaves that to you:
+                `on_verdict(verdict, *args, **kwargs)` with the arguments of the callback, in its thread. Act on
+                `verdict.action`: "ack", "retry" or "reject". It is called once for each message, before an error is
+                raised or logged. An async callback may have an async one. Its own errors are raised.
+            on_failure: an error of your own function: "raise" it, or "log" it (`callback.failed`). Errors of the key
+                and of the store are logged. None: "raise", or "log" with `on_verdict`.
+            **options: the options of `once`.
+
+        Returns:
+            A decorator for the function or method, sync or async.
+
+        Raises:
+            InvalidArgument: an option is invalid.
+        """
+        failure = on_failure if on_failure is not None else "raise" if on_verdict is None else "log"
+        check_choice("on_failure", failure, OnFailure)
+        if on_verdict is not None:
+            check_function(on_verdict, "on_verdict")
+        checked = once_options(self.context.codec, "callback", scope, options)
+
+        def guard(func: Any) -> Any:
+            if type(func) in _METHOD_KINDS:
+                return type(func)(guard(func.__func__))
+            check_unregistered(func, "gate.callback")
+            guarded = decorate(self.context, checked, func, key, fingerprint, options)
+            callback = wrap_callback(guarded, self.context.counters, failure, on_verdict)
+            mark_registered(callback, "gate.callback")
+            return callback
+
+        return guard
 
     def claim(self, key: Key, *, fingerprint: object | None = None, **options: Unpack[ClaimOptions]) -> Claim:
         """Claim a key and return at once; see `Claim.state`. Atomic, one round trip.
@@ -407,6 +659,233 @@ class Gate(GuardMethods, SubscriberMethods):
 
         return decorate
 
+    def subscribe(
+        self,
+        channel: str,
+        *,
+        pattern: bool | None = None,
+        concurrency: int = 32,
+        backlog: int = 10_000,
+    ) -> Callable[[MessageCallback], MessageCallback]:
+        """Register a callback for the messages of a Redis Pub/Sub channel.
+
+        `gate.run()` or `async with gate.aio.subscribers()` starts the subscription. Every replica of the program
+        receives every message. With `once` below this decorator, one replica runs it; duplicates and keys in progress
+        elsewhere are dropped. Pub/Sub stores nothing: a message is lost after an error of the callback (logged), or
+        while the connection is down. The connection is restored. Counters: `channel.*`.
+
+        Args:
+            channel: the channel or pattern.
+            pattern: True subscribes to all matching channels, "prices.*". None: False; a name like a pattern is
+                invalid.
+            concurrency: the most callbacks at once; 1 keeps the order.
+            backlog: the most waiting messages. Further ones are dropped and counted (`channel.dropped`).
+
+        Returns:
+            A decorator that returns the function, sync or async, unchanged.
+
+        Raises:
+            InvalidArgument: an option is invalid.
+        """
+
+        _check_parentheses("subscribe", channel)
+
+        def register(func: MessageCallback) -> MessageCallback:
+            from idemgate.subscribers import Channel
+
+            subscriber = Channel(self.context, channel, func, pattern=pattern, concurrency=concurrency, backlog=backlog)
+            self._register(subscriber)
+            mark_registered(func, "gate.subscribe")
+            return func
+
+        return register
+
+    def stream(
+        self,
+        stream: str,
+        *,
+        group: str,
+        consumer: str | None = None,
+        start: Literal["0", "$"] = "0",
+        concurrency: int = 32,
+        reclaim: Duration = "30s",
+        max_deliveries: int = 17,
+        dead: str | None = None,
+        max_dead_letters: int = 10_000,
+    ) -> Callable[[EntryCallback], EntryCallback]:
+        """Register a callback for the entries of a Redis stream, as a member of a consumer group.
+
+        One replica gets each entry, at least once. Guard the callback with `once` to run it once. An entry is
+        acknowledged when the callback has returned, or when its guard found the key done. While another owner runs
+        the key, the entry stays pending until that lease may end. After another error it stays pending for `reclaim`,
+        or the delay of `Retry` if that is shorter. After a permanent error (KeyReused, `Bury`, a stored failure, ...)
+        or `max_deliveries` attempts it moves to the dead stream, with reason and error. Counters: `stream.*`.
+
+        Args:
+            stream: the stream.
+            group: the consumer group. It is created if missing, with the stream.
+            consumer: the name of this member, unique among live members. None: a new name, removed at the end of the
+                run.
+            start: where a new group begins: "0" at the first entry, "$" at new entries.
+            concurrency: the most callbacks at once.
+            reclaim: take over an entry that was not renewed for this long. Use at least the lease of the guard, and
+                more than anything that blocks the event loop. It is renewed while the callback runs.
+            max_deliveries: attempts before an entry is dead.
+            dead: the dead stream. None: the name of the stream and ":dead".
+            max_dead_letters: the most entries of the dead stream.
+
+        Returns:
+            A decorator that returns the function, sync or async, unchanged.
+
+        Raises:
+            InvalidArgument: an option is invalid.
+        """
+
+        def register(func: EntryCallback) -> EntryCallback:
+            from idemgate.subscribers import Stream
+
+            subscriber = Stream(
+                self.context, stream, func, group=group, consumer=consumer, start=start, concurrency=concurrency,
+                reclaim=reclaim, max_deliveries=max_deliveries, dead=dead, max_dead_letters=max_dead_letters,
+            )  # fmt: skip
+            self._register(subscriber)
+            mark_registered(func, "gate.stream")
+            return func
+
+        return register
+
+    def consume_list(
+        self,
+        name: str,
+        *,
+        pop: Literal["left", "right"] = "left",
+        concurrency: int = 32,
+        reclaim: Duration = "30s",
+        max_deliveries: int = 17,
+        max_dead_letters: int = 10_000,
+    ) -> Callable[[ListCallback], ListCallback]:
+        """Register a callback for the entries of a Redis list.
+
+        One replica gets each entry, at least once. Guard the callback with `once` to run it once. The list may also be
+        the target of `topic.forward("list")`. An entry leaves the list when a consumer takes it. It is stored beside
+        the list until the callback has returned, or its guard found the key done. While another owner runs the key, the
+        entry is delayed until that lease may end. After another error it is delayed for `reclaim`, or the delay of
+        `Retry`. After a permanent error (KeyReused, `Bury`, a stored failure, ...) or `max_deliveries` attempts it
+        becomes a dead letter. Counters: `list.*`.
+
+        Dead letters are a list of JSON objects with `id`, `deliveries`, `reason`, `error`, `at` and `data`, or
+        `data_base64` for data that is not UTF-8. Its name is that of the list and ":dead". The other keys beside the
+        list are named in the same way. If the name has no hash tag, they have it as theirs: `{orders}:dead`.
+
+        With `concurrency=1` and one replica the order of the list is kept, except for retries.
+
+        Args:
+            name: the list.
+            pop: the end from which to take: "left" if producers use RPUSH, as `forward` does, "right" for LPUSH.
+            concurrency: the most callbacks at once.
+            reclaim: the lease of a taken entry, renewed while the callback runs. After it another consumer takes the
+                entry of a consumer that died. Use at least the lease of the guard, and more than anything that blocks
+                the event loop.
+            max_deliveries: attempts before an entry is dead.
+            max_dead_letters: the most dead letters. The oldest are dropped and counted (`list.dead_trimmed`).
+
+        Returns:
+            A decorator that returns the function, sync or async, unchanged.
+
+        Raises:
+            InvalidArgument: an option is invalid, or the name has a closing brace and no hash tag.
+        """
+
+        _check_parentheses("consume_list", name)
+
+        def register(func: ListCallback) -> ListCallback:
+            from idemgate.subscribers import ListQueue
+
+            subscriber = ListQueue(
+                self.context, name, func, pop=pop, concurrency=concurrency, reclaim=reclaim,
+                max_deliveries=max_deliveries, max_dead_letters=max_dead_letters,
+            )  # fmt: skip
+            self._register(subscriber)
+            mark_registered(func, "gate.consume_list")
+            return func
+
+        return register
+
+    def on_expired(
+        self,
+        name: str,
+        pattern: str,
+        *,
+        notifications: Literal["check", "set", "assume"] = "check",
+        scan: Duration = "5m",
+        retention: Duration = "1h",
+        backlog: int = 100_000,
+        **options: Unpack[ExpiryOptions],
+    ) -> Expiry:
+        """Handle the keys of a pattern that expire. Register the callback with `@expiry.handler`.
+
+        One of all listeners handles each key. Keys that expire without a listener are handled later. Run it with
+        `gate.run()`, or with both `gate.aio.subscribers()` and `gate.aio.worker()`. Subscribers fill the due set,
+        which is the topic `name`, and workers of that topic run the handler. Counters: `expiry.*`.
+
+        A key enters the due set when its time to live is set, if the server reports that (flag `g`), or with `track`,
+        and at the latest with the next scan. A key is missed only if it was not tracked, lived between two scans, and
+        expired while no listener received its event. A deletion is no expiry if the server reports it (flag `g`) or
+        after `untrack`. Otherwise it counts as one, because it looks the same.
+
+        Args:
+            name: the name of the due set.
+            pattern: a pattern as in SCAN, "session:*".
+            notifications: how to treat notify-keyspace-events, which needs "Ex" and should have "g". "check" raises
+                ServerRejected at the start. "set" adds the missing flags. "assume" is for users that may not read it.
+            scan: the interval between scans of all keys of the database by one of the listeners. Each listener also
+                scans at its start and after each gap.
+            retention: how long a handled key is stored, at least 10 s.
+            backlog: the most waiting events. Further ones are dropped and counted.
+            **options: `slots`, `lease`, `max_attempts` and `backoff`; see `topic`.
+
+        Raises:
+            InvalidArgument: an option is invalid.
+        """
+        from idemgate.subscribers import Expiry
+        from idemgate.subscribers.expiry.rules import ECHO_MS, MERGE
+
+        if name in self.topics:
+            raise InvalidArgument(
+                "name", name, "a topic of this gate has this name", "Choose another name for the due set"
+            )
+
+        def make_topic() -> Topic:
+            return self.topic(name, merge=MERGE, dedup_retention=ECHO_MS / 1000, **options)
+
+        expiry = Expiry(
+            self.context, name, make_topic, pattern, notifications=notifications, scan=scan, retention=retention,
+            backlog=backlog,
+        )  # fmt: skip
+        self._register(expiry)
+        return expiry
+
+    def add_subscriber(self, subscriber: Subscriber) -> None:
+        """Register a consumer loop of your own, such as one of Kafka, SQS or NATS.
+
+        `gate.run()` and `gate.aio.subscribers()` run it with the other subscribers, with their signals and grace time.
+
+        Args:
+            subscriber: an object with the method `run` of `idemgate.types.Subscriber`.
+
+        Raises:
+            InvalidArgument: it has no coroutine function `run` with these arguments.
+        """
+        run = getattr(subscriber, "run", None)
+        if not is_async(run) or not _accepts_stop(run):
+            fix = "Pass an object with `async def run(self, stop, *, grace=30.0, ready=None)`"
+            raise InvalidArgument("subscriber", subscriber, "not a subscriber", fix)
+        self._register(subscriber)
+
+    def _register(self, subscriber: Subscriber) -> None:
+        self.context.runners.warn_if_late("subscriber", None, repr(subscriber))
+        self.subscribers.append(subscriber)
+
     def run(
         self,
         *topics: str,
@@ -422,6 +901,16 @@ class Gate(GuardMethods, SubscriberMethods):
         from idemgate.worker.run import run
 
         run(self, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, membership=membership)
+
+    def close(self) -> None:
+        """Stop the heartbeats and close the blocking connections. `await gate.aio.close()` closes the async ones."""
+        self.context.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def parse_source(client: object | None, url: str | None) -> Endpoint | str | None:
@@ -441,3 +930,121 @@ def parse_source(client: object | None, url: str | None) -> Endpoint | str | Non
     from idemgate.store.url import endpoint_from_url
 
     return endpoint_from_url(url)
+
+
+def _check_parentheses(method: str, name: object) -> None:
+    """Raise InvalidArgument if a function is in the place of the name: it would never be registered."""
+    if callable(name):
+        fix = f'Write @gate.{method}("name") above it'
+        raise InvalidArgument(method, getattr(name, "__qualname__", name), "a function in the place of a name", fix)
+
+
+def _accepts_stop(run: Any) -> bool:
+    """Return True if the method can be called as `Subscriber.run`."""
+    try:
+        inspection.signature(run).bind(None, grace=0.0, ready=None)
+    except TypeError:
+        return False
+    return True
+
+
+_rebuilt: WeakValueDictionary[tuple[Any, ...], Gate] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def _portable_options(gate: Gate, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the constructor arguments with which another process builds a gate of the same store.
+
+    Raises:
+        PicklingError: the gate has something that exists in this process only.
+    """
+    url = options["url"]
+    if url is None and gate.context.source is not None:
+        raise _refusal(gate, "it was made from a client", "Make it from a URL or IDEMGATE_URL")
+    if gate.context.clock is not None:
+        raise _refusal(gate, "it has a clock of this process", "Leave out clock=")
+    if url is not None and url.startswith("embedded:"):
+        from idemgate.store.embedded.server import directory_of
+
+        if (directory := directory_of(url)) is None:
+            raise _refusal(gate, "its embedded server is temporary and of this process", "Name a directory in the URL")
+        url = f"embedded://{quote(str(Path(directory).resolve()))}"
+    return options | {"url": url}
+
+
+def _refusal(gate: Gate, reason: str, fix: str) -> PicklingError:
+    return PicklingError(
+        f"cannot pickle {gate}: {reason}. {fix}, or create the gate in a module that each process imports"
+    )
+
+
+def rebuild_gate(cls: type[Gate], options: dict[str, Any]) -> Gate:
+    """Return the gate of these arguments. All that this process unpickles with the same arguments are one gate."""
+    key = (cls, *options.items())
+    with _lock:
+        gate = _rebuilt.get(key)
+        if gate is None:
+            gate = _rebuilt[key] = cls(**options)
+        return gate
+
+
+class _Method(Protocol[S_contra, P, R_co]):
+    """A function whose first parameter is named `self`."""
+
+    def __call__(_me, self: S_contra, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: N805
+
+
+class _ClassMethod(Protocol[S_contra, P, R_co]):
+    """A function whose first parameter is named `cls`."""
+
+    def __call__(_me, cls: S_contra, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: N805
+
+
+class OnceDecorator(Protocol):
+    """The decorator that `gate.once(...)` returns.
+
+    A method keeps its type. With another one it could not override a method or fulfil a protocol.
+    """
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self, func: MergedFunction[P, R], /
+    ) -> MergedFunction[P, R]: ...
+    @overload
+    def __call__(self, func: M, /) -> M: ...
+    @overload
+    def __call__(self, func: Callable[P, R], /) -> OnceFunction[P, R]: ...
+
+
+class SkippingDecorator(Protocol):
+    """The decorator that `gate.once(...)` returns if an option lets calls return None: a "skip", or `at_most_once`."""
+
+    @overload
+    def __call__(self, func: MergedFunction[P, R], /) -> MergedFunction[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self, func: _Method[S, P, Coroutine[Any, Any, R]], /
+    ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, func: _Method[S, P, R], /) -> Callable[Concatenate[S, P], R | None]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, func: _ClassMethod[S, P, Coroutine[Any, Any, R]], /
+    ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, func: _ClassMethod[S, P, R], /) -> Callable[Concatenate[S, P], R | None]: ...
+    @overload
+    def __call__(
+        self, func: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> OnceFunction[P, Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, func: Callable[P, R], /) -> OnceFunction[P, R | None]: ...
+
+
+class CallbackDecorator(Protocol):
+    """The decorator that `gate.callback(...)` returns."""
+
+    @overload
+    def __call__(self, func: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, func: Callable[P, R], /) -> Callable[P, R | None]: ...

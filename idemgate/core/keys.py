@@ -10,7 +10,7 @@
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot/slot.lua` | the fifteen parts of a slot |
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:results0`, `1` | hash | results of deliveries, if the topic stores them |
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | the slot's forwarded messages, without a target |
-| `<name>:<part>`, `{<name>}:<part>` | see `LIST_PARTS` | beside a user's list `<name>` that a `gate.list` consumes |
+| `<name>:<part>`, `{<name>}:<part>` | see `LIST_PARTS` | beside a list `<name>` that `gate.consume_list` consumes |
 | `ig2:{<ns>:durability}` | string | `1`; written before each WAIT of a gate with `durability=`, expires |
 | `ig2:{<ns>:members:<group>}:<part>` | see `lua/lib/members.lua` | the members of a group, and the slots they hold |
 
@@ -87,7 +87,7 @@ PARTS = (
 RESULT_PARTS = ("results0", "results1")
 """The keys beside a slot whose topic stores results of deliveries (`lua/lib/slot/store_result.lua`)."""
 LIST_PARTS = ("incoming", "leases", "state", "data", "dead")
-"""The keys beside a list that `gate.list` consumes.
+"""The keys beside a list that `gate.consume_list` consumes.
 
 - `incoming`, list: entries that a blocking pop has moved, and no consumer has taken.
 - `leases`, sorted set: id of a taken entry -> ms from which a consumer may take it: its lease or delay has ended.

@@ -1,6 +1,6 @@
 """Subscribers: callbacks for Redis Pub/Sub channels, consumer groups of streams, lists and keys that expire.
 
-Create them with `Gate.subscribe`, `Gate.stream`, `Gate.list` and `Gate.on_expired`. `gate.run()` runs them, or
+Create them with `Gate.subscribe`, `Gate.stream`, `Gate.consume_list` and `Gate.on_expired`. `gate.run()` runs them, or
 `gate.aio.subscribers()` inside an application.
 """
 

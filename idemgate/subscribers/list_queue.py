@@ -47,7 +47,7 @@ SHORTEST_BLOCK = 10
 
 
 class ListQueue:
-    """A callback registered for a list; see `Gate.list`."""
+    """A callback registered for a list; see `Gate.consume_list`."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ CLEANUP_SECONDS = 10.0
 
 
 class Subscriber(Protocol):
-    """A consumer loop: one of `Gate.subscribe`, `Gate.stream`, `Gate.list`, `Gate.on_expired`, or one of your own."""
+    """A consumer loop: of `subscribe`, `stream`, `consume_list` or `on_expired` of a gate, or one of your own."""
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
         """Listen until `stop` is set, then let running callbacks finish. It may run again, and in several event loops.
@@ -72,8 +72,8 @@ class Subscribers:
                 "subscribers",
                 [],
                 "there are none",
-                "Register some with gate.subscribe(...), gate.stream(...), gate.list(...), gate.on_expired(...) or "
-                "gate.add_subscriber(...)",
+                "Register some with gate.subscribe(...), gate.stream(...), gate.consume_list(...), "
+                "gate.on_expired(...) or gate.add_subscriber(...)",
             )
         stop = asyncio.Event() if stop is None else stop
         waiting = set(range(len(subscribers)))

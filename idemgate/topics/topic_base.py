@@ -122,8 +122,8 @@ class BaseTopic(Generic[Sent, Delivered]):
         """Let a worker move due messages into a Redis list or stream instead of handling them.
 
         The move is atomic. A list grows at its right end; a stream entry has the field `message`. Consumers read with
-        `gate.list`, `gate.stream`, BLPOP or XREADGROUP and decode entries with `decode_forwarded`. A consumer that
-        crashes may read an entry again: guard it by `once` on `delivery.id`. Two slots may use the same token.
+        `gate.consume_list`, `gate.stream`, BLPOP or XREADGROUP and decode entries with `decode_forwarded`. A consumer
+        that crashes may read an entry again: guard it by `once` on `delivery.id`. Two slots may use the same token.
 
         Args:
             to: "list" or "stream".

@@ -121,7 +121,7 @@ class ListTransport(RedisTransport):
     lost_requests = (script("lists/settle").sha,)
 
     def register(self, gate: Gate, callback: Callable[[Any], Any]) -> None:
-        gate.list(self.name, reclaim="200ms", concurrency=4, max_deliveries=MAX_ATTEMPTS)(callback)
+        gate.consume_list(self.name, reclaim="200ms", concurrency=4, max_deliveries=MAX_ATTEMPTS)(callback)
 
     def read(self, message: Any) -> tuple[str, bytes]:
         message_id, _, body = message.data.partition(b" ")

@@ -362,8 +362,8 @@ def consumes(on: Stage) -> None:
             raise Retry("later", delay=0)
 
     async def consuming() -> None:
-        gate.list(name, reclaim="60ms", max_dead_letters=1)(handle)
-        gate.list(f"{name}2", pop="right")(handle)
+        gate.consume_list(name, reclaim="60ms", max_dead_letters=1)(handle)
+        gate.consume_list(f"{name}2", pop="right")(handle)
         on.raw.zadd(leases, {"0": 1})
         on.raw.lpush(f"{name}2", "x")
         async with gate.aio.subscribers():

@@ -1,4 +1,4 @@
-"""The layout of the package: which package may import which, no circles, and files of a readable size.
+"""The layout of the package: which package may import which, and no circles.
 
 CONTRIBUTING.md has the picture."""
 
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +22,7 @@ LEVELS = [
     {"subscribers"},
     {"worker"},
     {"audit"},
-    {"gate_aio", "gate_guard", "gate_subscribers", "gate_pickling"},
+    {"gate_aio"},
     {"gate"},
     {"default_gate"},
     {"testing"},
@@ -34,7 +33,6 @@ LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in 
 ONLY_IN = {"redis": {"store"}, "hiredis": {"store"}, "msgpack": {"core", "audit", "topics"}}
 KEY_PREFIX = "ig2:"
 KEY_MODULE = "core/keys.py"
-MOST_FILES, MOST_LINES = 20, 500
 
 
 def violations(path: str, source: str) -> list[str]:
@@ -160,19 +158,6 @@ def test_timeouts_use_the_clock_that_test_tools_do_not_freeze(sources: dict[str,
     exempt = ("cli/", "core/clock.py", "store/embedded/supervisor.py")
     frozen = re.compile(r"from time import .*\b(?:monotonic|perf_counter)\b|\btime\.(?:monotonic|perf_counter)\b")
     assert [path for path, source in sources.items() if not path.startswith(exempt) and frozen.search(source)] == []
-
-
-def test_folders_and_modules_stay_small(sources: dict[str, str]) -> None:
-    folders: dict[Path, int] = defaultdict(int)
-    for path in [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.lua")]:
-        folders[path.parent] += 1
-    assert {str(folder): n for folder, n in folders.items() if n > MOST_FILES} == {}, (
-        f"more than {MOST_FILES} files in a folder: move a subject into a folder of its own"
-    )
-    lengths = {path: len(source.splitlines()) for path, source in sources.items()}
-    assert {path: n for path, n in lengths.items() if n > MOST_LINES} == {}, (
-        f"more than {MOST_LINES} lines in a module: split it by subject"
-    )
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def registrations(gate: Gate) -> list[Any]:
     return [
         gate.topic("t").handler,
         gate.stream("s", group="g"),
-        gate.list("l"),
+        gate.consume_list("l"),
         gate.subscribe("c"),
         gate.on_expired("e", "e:*").handler,
     ]
@@ -70,7 +70,7 @@ def test_a_function_that_takes_one_argument_is_accepted(gate: Gate, func: Any) -
         register(func)
 
 
-@pytest.mark.parametrize("method", ["subscribe", "list", "stream", "on_expired"])
+@pytest.mark.parametrize("method", ["subscribe", "consume_list", "stream", "on_expired"])
 def test_a_decorator_without_its_parentheses_is_refused_at_decoration(gate: Gate, method: str) -> None:
     with pytest.raises((TypeError, InvalidArgument)):
         getattr(gate, method)(lambda message: None)

@@ -34,9 +34,9 @@ PLACES: dict[str, Callable[[Any], object]] = {
     "worker.prefetch": lambda value: gate.aio.worker("t", prefetch=value),
     "subscribe.concurrency": lambda value: gate.subscribe("c", concurrency=value)(work),
     "subscribe.backlog": lambda value: gate.subscribe("c", backlog=value)(work),
-    "list.concurrency": lambda value: gate.list("l", concurrency=value)(work),
-    "list.max_deliveries": lambda value: gate.list("l", max_deliveries=value)(work),
-    "list.max_dead_letters": lambda value: gate.list("l", max_dead_letters=value)(work),
+    "consume_list.concurrency": lambda value: gate.consume_list("l", concurrency=value)(work),
+    "consume_list.max_deliveries": lambda value: gate.consume_list("l", max_deliveries=value)(work),
+    "consume_list.max_dead_letters": lambda value: gate.consume_list("l", max_dead_letters=value)(work),
     "stream.concurrency": lambda value: gate.stream("s", group="g", concurrency=value)(work),
     "stream.max_deliveries": lambda value: gate.stream("s", group="g", max_deliveries=value)(work),
     "stream.max_dead_letters": lambda value: gate.stream("s", group="g", max_dead_letters=value)(work),
@@ -111,8 +111,8 @@ def test_the_smallest_and_a_usual_number_are_accepted(place: str) -> None:
 def test_each_whole_number_of_a_public_signature_has_a_place() -> None:
     # Given the methods that take options
     methods = {
-        "Gate": Gate.__init__, "worker": type(gate.aio).worker, "subscribe": Gate.subscribe, "list": Gate.list,
-        "stream": Gate.stream, "on_expired": Gate.on_expired, "audit": audit, "Adaptive": Adaptive.__init__,
+        "Gate": Gate.__init__, "worker": type(gate.aio).worker, "subscribe": Gate.subscribe, "stream": Gate.stream,
+        "consume_list": Gate.consume_list, "on_expired": Gate.on_expired, "audit": audit, "Adaptive": Adaptive.__init__,
     }  # fmt: skip
     for method, function in methods.items():
         for name, parameter in inspect.signature(function).parameters.items():

@@ -86,13 +86,13 @@ async def test_entries_are_handled_in_order_and_removed(kind: str, pop: Any, one
     push(jobs.name, b'{"n": 1}', b"\xff", b"\xff")
     got: list[ListEntry] = []
     if kind == "sync":
-        one.list(jobs.name, concurrency=1, pop=pop)(got.append)
+        one.consume_list(jobs.name, concurrency=1, pop=pop)(got.append)
     else:
 
         async def handle(entry: ListEntry) -> None:
             got.append(entry)
 
-        one.list(jobs.name, concurrency=1, pop=pop)(handle)
+        one.consume_list(jobs.name, concurrency=1, pop=pop)(handle)
     async with one.aio.subscribers():
         await until(lambda: one.counters["list.acked"] == 3)
         # When others are pushed
@@ -114,7 +114,7 @@ async def test_replicas_share_the_entries(replicas: Any, jobs: Queue) -> None:
     async with AsyncExitStack() as stack:
         for gate in gates:
 
-            @gate.list(jobs.name, concurrency=2)
+            @gate.consume_list(jobs.name, concurrency=2)
             async def handle(entry: ListEntry) -> None:
                 ran[entry.data] += 1
 
@@ -138,7 +138,7 @@ async def test_forwarded_messages_are_consumed(gate: Gate, raw: Any) -> None:
         done.append((delivery.key, delivery.payload))
 
     for name in topic.forward_targets():
-        gate.list(name)(lambda entry: export(topic.decode_forwarded(entry.data)))
+        gate.consume_list(name)(lambda entry: export(topic.decode_forwarded(entry.data)))
     topic.trigger("ann", 1)
     topic.trigger("ann", 2)
     topic.trigger("bob", 3)
@@ -153,7 +153,7 @@ async def test_forwarded_messages_are_consumed(gate: Gate, raw: Any) -> None:
 async def test_a_duplicate_is_removed_without_running(one: Gate, jobs: Queue) -> None:
     ran: list[str] = []
 
-    @one.list(jobs.name, concurrency=1)
+    @one.consume_list(jobs.name, concurrency=1)
     @one.once(key="{entry.data}", scope="orders")
     async def charge(entry: ListEntry) -> None:
         ran.append(entry.id)
@@ -174,7 +174,7 @@ async def test_an_entry_is_delayed_while_another_owner_runs(one: Gate, jobs: Que
     ran: list[str] = []
     elsewhere = one.claim(b"7", scope="orders", lease="10m")
 
-    @one.list(jobs.name)
+    @one.consume_list(jobs.name)
     @one.once(key="{entry.data}", scope="orders", on_in_progress=policy)
     async def charge(entry: ListEntry) -> None:
         ran.append(entry.id)
@@ -200,7 +200,7 @@ async def test_it_comes_back_when_the_other_owners_lease_may_end(one: Gate, jobs
     # Given an order whose owner has vanished and whose lease is short, and a long reclaim time
     ran: list[ListEntry] = []
 
-    @one.list(jobs.name, reclaim="1h")
+    @one.consume_list(jobs.name, reclaim="1h")
     @one.once(key="{entry.data}", scope="orders")
     async def charge(entry: ListEntry) -> None:
         ran.append(entry)
@@ -217,7 +217,7 @@ async def test_it_comes_back_when_the_other_owners_lease_may_end(one: Gate, jobs
 
 
 async def test_a_conflict_becomes_a_dead_letter(one: Gate, jobs: Queue) -> None:
-    @one.list(jobs.name, concurrency=1)
+    @one.consume_list(jobs.name, concurrency=1)
     @one.once(key=lambda entry: entry.json()["order"], scope="orders", fingerprint=lambda entry: entry.data)
     async def charge(entry: ListEntry) -> None: ...
 
@@ -240,7 +240,7 @@ async def test_what_a_vanished_consumer_took_is_reclaimed(one: Gate, jobs: Queue
     jobs.raw.rpush(jobs.incoming, b"moved")
     jobs.push("new")
     got: list[ListEntry] = []
-    one.list(jobs.name, concurrency=1)(got.append)
+    one.consume_list(jobs.name, concurrency=1)(got.append)
     # When another subscriber starts
     async with one.aio.subscribers():
         await until(lambda: one.counters["list.acked"] == 3)
@@ -258,7 +258,7 @@ from idemgate.subscribers import ListEntry
 url, namespace, name = sys.argv[1:]
 gate = Gate(url, namespace=namespace)
 
-@gate.list(name, reclaim="400ms")
+@gate.consume_list(name, reclaim="400ms")
 @gate.once(key="{entry.data}", scope="killed", lease="400ms")
 def handle(entry: ListEntry) -> None:
     print("started", flush=True)
@@ -284,7 +284,7 @@ async def test_a_killed_process_leaves_nothing_behind(one: Gate, jobs: Queue, do
     doomed.kill()
     got: list[ListEntry] = []
 
-    @one.list(jobs.name, reclaim=SOON)
+    @one.consume_list(jobs.name, reclaim=SOON)
     @one.once(key="{entry.data}", scope="killed")
     def handle(entry: ListEntry) -> None:
         got.append(entry)
@@ -310,7 +310,9 @@ async def test_a_failure_is_retried_until_it_is_dead(kind: str, one: Gate, jobs:
     async def handle_async(entry: ListEntry) -> None:
         handle(entry)
 
-    one.list(jobs.name, reclaim=SOON, max_deliveries=3, concurrency=1)(handle if kind == "sync" else handle_async)
+    one.consume_list(jobs.name, reclaim=SOON, max_deliveries=3, concurrency=1)(
+        handle if kind == "sync" else handle_async
+    )
     async with one.aio.subscribers():
         jobs.push(b"\xffbad", "good")
         await until(lambda: one.counters["list.acked"] == 2)
@@ -325,7 +327,7 @@ async def test_a_failure_is_retried_until_it_is_dead(kind: str, one: Gate, jobs:
 async def test_an_entry_whose_deliveries_all_ended_with_their_process_does_not_run(one: Gate, jobs: Queue) -> None:
     jobs.leave(b"poison", deliveries=17)
     ran: list[ListEntry] = []
-    one.list(jobs.name)(ran.append)
+    one.consume_list(jobs.name)(ran.append)
     async with one.aio.subscribers():
         await until(lambda: one.counters["list.acked"] == 1)
     assert ran == []
@@ -335,7 +337,7 @@ async def test_an_entry_whose_deliveries_all_ended_with_their_process_does_not_r
 async def test_bury_and_retry_choose_what_happens(one: Gate, jobs: Queue) -> None:
     tries: list[tuple[bytes, int]] = []
 
-    @one.list(jobs.name, reclaim="1h")
+    @one.consume_list(jobs.name, reclaim="1h")
     def handle(entry: ListEntry) -> None:
         tries.append((entry.data, entry.deliveries))
         if entry.data == b"never":
@@ -352,7 +354,7 @@ async def test_bury_and_retry_choose_what_happens(one: Gate, jobs: Queue) -> Non
 
 
 async def test_dead_letters_are_bounded_and_dropped_ones_are_counted(one: Gate, jobs: Queue) -> None:
-    @one.list(jobs.name, concurrency=1, max_dead_letters=2)
+    @one.consume_list(jobs.name, concurrency=1, max_dead_letters=2)
     async def handle(entry: ListEntry) -> None:
         raise Bury
 
@@ -367,7 +369,7 @@ async def test_an_entry_that_cannot_be_buried_is_not_removed(one: Gate, jobs: Qu
     # Given a key of another type in the place of the dead letters
     jobs.raw.set(jobs.dead_letters, "text")
 
-    @one.list(jobs.name)
+    @one.consume_list(jobs.name)
     async def handle(entry: ListEntry) -> None:
         raise Bury
 
@@ -392,7 +394,7 @@ async def test_a_long_callback_is_not_reclaimed_by_others(replicas: Any, jobs: Q
 
     async with AsyncExitStack() as stack:
         for gate in gates:
-            gate.list(jobs.name, reclaim="1500ms", concurrency=1)(handle)
+            gate.consume_list(jobs.name, reclaim="1500ms", concurrency=1)(handle)
             await stack.enter_async_context(gate.aio.subscribers())
         jobs.push("7")
         await until(lambda: started)
@@ -410,7 +412,7 @@ async def test_leases_are_renewed_while_a_callback_blocks_the_event_loop(one: Ga
     # Given a callback that blocks its event loop until its lease was renewed
     renewed = list[bool]()
 
-    @one.list(jobs.name, reclaim="3s")
+    @one.consume_list(jobs.name, reclaim="3s")
     async def handle(entry: ListEntry) -> None:
         first, end = jobs.raw.zscore(jobs.leases, entry.id), time.monotonic() + 20
         while (lease := jobs.raw.zscore(jobs.leases, entry.id)) == first and time.monotonic() < end:
@@ -428,7 +430,7 @@ async def test_an_entry_that_another_took_is_counted_as_lost(one: Gate, jobs: Qu
     # Given an entry that runs here
     release, started = asyncio.Event(), list[str]()
 
-    @one.list(jobs.name, reclaim="1s")
+    @one.consume_list(jobs.name, reclaim="1s")
     async def handle(entry: ListEntry) -> None:
         started.append(entry.id)
         await release.wait()
@@ -454,7 +456,7 @@ async def test_an_entry_that_another_took_while_the_process_stalled_does_not_sta
     # Given an entry that runs here, and one that waits behind it
     release, started = asyncio.Event(), list[bytes]()
 
-    @one.list(jobs.name, reclaim="60s", concurrency=1)
+    @one.consume_list(jobs.name, reclaim="60s", concurrency=1)
     async def handle(entry: ListEntry) -> None:
         started.append(entry.data)
         await release.wait()
@@ -478,7 +480,7 @@ async def test_a_late_renewal_costs_no_attempt(one: Gate, jobs: Queue) -> None:
     # Given an entry that runs here
     release, ran = asyncio.Event(), list[str]()
 
-    @one.list(jobs.name)
+    @one.consume_list(jobs.name)
     async def handle(entry: ListEntry) -> None:
         ran.append(entry.id)
         await release.wait()
@@ -554,7 +556,7 @@ async def test_no_entry_is_lost_when_the_reply_to_a_take_is_lost(url: str, names
     with Proxy(url) as proxy:
         proxied = Gate(proxy.url, namespace=namespace)
 
-        @proxied.list(jobs.name, concurrency=1, reclaim=SOON)
+        @proxied.consume_list(jobs.name, concurrency=1, reclaim=SOON)
         async def handle(entry: ListEntry) -> None:
             ran.append(entry.data)
 
@@ -574,7 +576,7 @@ async def test_no_entry_is_lost_when_the_reply_to_a_take_is_lost(url: str, names
 async def test_data_that_was_deleted_is_counted(one: Gate, jobs: Queue) -> None:
     jobs.leave(b"gone")
     jobs.raw.delete(jobs.data)
-    one.list(jobs.name)(print)
+    one.consume_list(jobs.name)(print)
     async with one.aio.subscribers():
         await until(lambda: one.counters["list.missing"] == 1)
     assert jobs.settled()
@@ -584,7 +586,7 @@ async def test_stopping_finishes_running_entries_and_returns_waiting_ones(one: G
     # Given one entry that runs and one that waits
     release, ran = asyncio.Event(), list[bytes]()
 
-    @one.list(jobs.name, concurrency=1)
+    @one.consume_list(jobs.name, concurrency=1)
     async def handle(entry: ListEntry) -> None:
         await release.wait()
         ran.append(entry.data)
@@ -600,14 +602,14 @@ async def test_stopping_finishes_running_entries_and_returns_waiting_ones(one: G
     assert jobs.taken() == {b"2": (0, b"")}
     again: list[tuple[bytes, int]] = []
     one.subscribers.clear()
-    one.list(jobs.name, concurrency=1)(lambda entry: again.append((entry.data, entry.deliveries)))
+    one.consume_list(jobs.name, concurrency=1)(lambda entry: again.append((entry.data, entry.deliveries)))
     async with one.aio.subscribers():
         await until(jobs.settled)
     assert again == [(b"2", 1), (b"3", 1)]
 
 
 async def test_an_entry_that_does_not_finish_within_the_grace_goes_back(one: Gate, jobs: Queue) -> None:
-    @one.list(jobs.name)
+    @one.consume_list(jobs.name)
     async def handle(entry: ListEntry) -> None:
         await asyncio.Event().wait()
 
@@ -624,7 +626,7 @@ async def test_removals_travel_together(one: Gate, jobs: Queue) -> None:
     release = asyncio.Event()
     jobs.push(*map(str, range(200)))
 
-    @one.list(jobs.name, concurrency=200)
+    @one.consume_list(jobs.name, concurrency=200)
     async def handle(entry: ListEntry) -> None:
         await release.wait()
 
@@ -648,7 +650,7 @@ async def test_large_entries_are_taken_in_parts(one: Gate, jobs: Queue) -> None:
     # Given entries of more bytes than one call may move
     jobs.push(*[str(n) * 100_000 for n in range(5)])
     got: list[bytes] = []
-    one.list(jobs.name, concurrency=1)(lambda entry: got.append(entry.data[:1]))
+    one.consume_list(jobs.name, concurrency=1)(lambda entry: got.append(entry.data[:1]))
     async with one.aio.subscribers():
         await until(lambda: one.counters["list.acked"] == 5)
     assert got == [b"0", b"1", b"2", b"3", b"4"]
@@ -659,7 +661,7 @@ async def test_it_continues_after_the_store_was_away(replicas: Any, url: str, jo
     with Proxy(url) as proxy:
         gate, release, ran = replicas(1, proxy.url)[0], asyncio.Event(), Counter[bytes]()
 
-        @gate.list(jobs.name, reclaim=SOON)
+        @gate.consume_list(jobs.name, reclaim=SOON)
         @gate.once(key="{entry.data}", scope="away")
         async def handle(entry: ListEntry) -> None:
             ran[entry.data] += 1
@@ -681,7 +683,7 @@ async def test_it_continues_after_the_store_was_away(replicas: Any, url: str, jo
 
 async def test_a_key_that_is_no_list_ends_all_with_an_error(one: Gate, jobs: Queue) -> None:
     jobs.raw.set(jobs.name, "text")
-    one.list(jobs.name)(print)
+    one.consume_list(jobs.name)(print)
     with pytest.raises(UnexpectedData, match="holds a string, expected a list"):
         async with one.aio.subscribers():
             pass
@@ -696,7 +698,7 @@ async def test_lists_work_on_a_cluster(tmp_path: Path) -> None:
         names = ["orders", "a:{tag}:b", *(f"jobs-{n}" for n in range(4))]
         for name in names:
 
-            @gate.list(name)
+            @gate.consume_list(name)
             async def handle(entry: ListEntry) -> None:
                 ran.append(entry.data)
                 raise Bury
@@ -734,6 +736,6 @@ def test_the_keys_beside_a_list_have_its_cluster_slot(name: str) -> None:
 def test_invalid_options_are_rejected(options: Any, named: str) -> None:
     gate = Gate("redis://nowhere.invalid")
     with pytest.raises(InvalidArgument) as rejected:
-        gate.list(**{"name": "orders"} | options)(print)
+        gate.consume_list(**{"name": "orders"} | options)(print)
     assert rejected.value.name == named
     assert gate.subscribers == []

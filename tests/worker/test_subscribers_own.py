@@ -194,7 +194,7 @@ async def test_a_stop_while_the_store_is_away_ends(kind: str, url: str, namespac
             gate.stream(namespace, group="g", reclaim="10m")(handle)
         else:
             raw.rpush(namespace, 1)
-            gate.list(namespace, reclaim="10m")(handle)
+            gate.consume_list(namespace, reclaim="10m")(handle)
         async with gate.aio.subscribers(grace=0):
             await within(30, started.wait())
             proxy.black_hole = True
