@@ -12,7 +12,7 @@ from benchmarks.measuring import Row
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, spent, started
 from idemgate.core.tokens import token
-from idemgate.guard.calls import Claims
+from idemgate.guard.claims import Claims
 
 __all__ = ["NOTHING", "run"]
 

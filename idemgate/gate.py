@@ -36,8 +36,8 @@ from idemgate.errors import InvalidArgument
 from idemgate.gate_aio import AioGate
 from idemgate.guard.batch import ClaimBatch, build_completions, build_releases, record_ends, run_ends
 from idemgate.guard.callback import OnFailure, OnVerdict, wrap_callback
-from idemgate.guard.calls import Record
 from idemgate.guard.claim import BaseClaim, Claim
+from idemgate.guard.claims import Record
 from idemgate.guard.decide import cancel, forget, inspect, mark_call, mark_calls, resolve
 from idemgate.guard.decorator import OnceFunction
 from idemgate.guard.guard import Guard

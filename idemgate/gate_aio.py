@@ -9,8 +9,8 @@ from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
 from idemgate.dedup.dedup import AioDedup, Dedup
 from idemgate.guard.batch import AioClaimBatch, build_completions, build_releases, record_ends, run_ends_async
-from idemgate.guard.calls import Record
 from idemgate.guard.claim import AioClaim, BaseClaim
+from idemgate.guard.claims import Record
 from idemgate.guard.decide import cancel_async, forget_async, inspect_async, mark_call, mark_calls, resolve_async
 from idemgate.guard.options import ClaimOptions, claim_attempt, claim_attempts
 from idemgate.store.context import Context

@@ -11,7 +11,7 @@ from idemgate.core.validation import check_function
 from idemgate.core.verdict import Action, Outcome, Verdict
 from idemgate.dedup.calls import DedupValue
 from idemgate.guard.batch import AioClaimBatch, ClaimBatch
-from idemgate.guard.calls import Record
+from idemgate.guard.claims import Record
 from idemgate.guard.current import Execution
 from idemgate.guard.decorator import OnceFunction, once_function
 from idemgate.guard.keep import Keep

@@ -13,7 +13,7 @@ from idemgate.core.clock import monotonic
 from idemgate.core.key_text import one_line
 from idemgate.errors import NotDurable, ServerRejected, StoreError
 from idemgate.guard.attempt import ClaimAttempt, build_claim_calls, build_release_calls
-from idemgate.guard.calls import Entry, Renewal
+from idemgate.guard.claims import ClaimReply, Renewal
 from idemgate.store.context import Context
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ __all__ = [
 log = logging.getLogger("idemgate.once")
 
 
-def acquire(context: Context, attempt: ClaimAttempt) -> Entry:
+def acquire(context: Context, attempt: ClaimAttempt) -> ClaimReply:
     """Send a claim and return its reply.
 
     If the claim was granted but not replicated as `durability` asks, release it and raise NotDurable.
@@ -46,7 +46,7 @@ def rollback(context: Context, attempt: ClaimAttempt) -> None:
             context.link.run(attempt.give_up().build_release(undo=True), within=0)
 
 
-async def acquire_async(context: Context, attempt: ClaimAttempt) -> Entry:
+async def acquire_async(context: Context, attempt: ClaimAttempt) -> ClaimReply:
     """Send a claim and return its reply.
 
     If the caller is cancelled, a background task waits for the reply and releases a granted claim.
@@ -60,7 +60,7 @@ async def acquire_async(context: Context, attempt: ClaimAttempt) -> Entry:
 
 
 async def rollback_async(
-    context: Context, attempt: ClaimAttempt, pending: PendingCall[Entry], error: BaseException
+    context: Context, attempt: ClaimAttempt, pending: PendingCall[ClaimReply], error: BaseException
 ) -> None:
     """Release a granted claim after a NotDurable error or a cancellation."""
     link = context.aio_link
@@ -71,7 +71,7 @@ async def rollback_async(
             await link.run(attempt.give_up().build_release(undo=True), within=0)
 
 
-async def _rollback_when_answered(context: Context, attempt: ClaimAttempt, pending: asyncio.Future[Entry]) -> None:
+async def _rollback_when_answered(context: Context, attempt: ClaimAttempt, pending: asyncio.Future[ClaimReply]) -> None:
     """Wait for the reply of a cancelled claim, and release the claim if it was granted."""
     try:
         entry = await pending
@@ -127,11 +127,11 @@ async def _release_async(context: Context, attempt: ClaimAttempt) -> None:
 
 # Claims of a batch travel together. Either all are answered, or the granted ones are released.
 
-Outcome = Entry | StoreError
+ReplyOrError = ClaimReply | StoreError
 """The reply to one claim of a batch, or the error about what is stored under its key."""
 
 
-def acquire_many(context: Context, attempts: Sequence[ClaimAttempt]) -> list[Outcome]:
+def acquire_many(context: Context, attempts: Sequence[ClaimAttempt]) -> list[ReplyOrError]:
     """Send many claims together and return their replies in order.
 
     If the store fails, release the granted claims with one try and raise the error.
@@ -144,7 +144,7 @@ def acquire_many(context: Context, attempts: Sequence[ClaimAttempt]) -> list[Out
     return outcomes
 
 
-async def acquire_many_async(context: Context, attempts: Sequence[ClaimAttempt]) -> list[Outcome]:
+async def acquire_many_async(context: Context, attempts: Sequence[ClaimAttempt]) -> list[ReplyOrError]:
     """Send many claims together and return their replies in order.
 
     If the store fails, release the granted claims with one try and raise the error. If the caller is cancelled, a
@@ -164,7 +164,7 @@ async def acquire_many_async(context: Context, attempts: Sequence[ClaimAttempt])
     return outcomes
 
 
-def renew_late(context: Context, attempts: Sequence[ClaimAttempt], outcomes: list[Outcome]) -> list[Outcome]:
+def renew_late(context: Context, attempts: Sequence[ClaimAttempt], outcomes: list[ReplyOrError]) -> list[ReplyOrError]:
     """Renew the granted claims of which less than half of the lease is left. A lost one becomes "stale"."""
     if not (late := _find_late(attempts, outcomes)):
         return outcomes
@@ -174,8 +174,8 @@ def renew_late(context: Context, attempts: Sequence[ClaimAttempt], outcomes: lis
 
 
 async def renew_late_async(
-    context: Context, attempts: Sequence[ClaimAttempt], outcomes: list[Outcome]
-) -> list[Outcome]:
+    context: Context, attempts: Sequence[ClaimAttempt], outcomes: list[ReplyOrError]
+) -> list[ReplyOrError]:
     """Renew the granted claims of which less than half of the lease is left; see `renew_late`."""
     if not (late := _find_late(attempts, outcomes)):
         return outcomes
@@ -184,7 +184,7 @@ async def renew_late_async(
     return _apply_renewals(context, attempts, outcomes, dict(zip(late, renewals, strict=True)), leased_at)
 
 
-def _find_late(attempts: Sequence[ClaimAttempt], outcomes: Sequence[Outcome]) -> list[int]:
+def _find_late(attempts: Sequence[ClaimAttempt], outcomes: Sequence[ReplyOrError]) -> list[int]:
     """Return the indexes of the granted claims of which less than half of the lease is left.
 
     The claims were sent together with the same lease, so the first one answers for all.
@@ -192,17 +192,19 @@ def _find_late(attempts: Sequence[ClaimAttempt], outcomes: Sequence[Outcome]) ->
     if not attempts or not attempts[0].needs_renewal:
         return []
     return [
-        index for index, outcome in enumerate(outcomes) if isinstance(outcome, Entry) and outcome.state == "started"
+        index
+        for index, outcome in enumerate(outcomes)
+        if isinstance(outcome, ClaimReply) and outcome.state == "started"
     ]
 
 
 def _apply_renewals(
     context: Context,
     attempts: Sequence[ClaimAttempt],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[ReplyOrError],
     renewals: dict[int, Renewal],
     leased_at: float,
-) -> list[Outcome]:
+) -> list[ReplyOrError]:
     """Return the outcomes after these renewals, by index. A claim whose renewal is late itself gets a heartbeat."""
     lost = set[int]()
     for index, renewal in renewals.items():
@@ -210,13 +212,13 @@ def _apply_renewals(
         if renewal == "lost":
             may_start(context, attempts[index], leased_at, renewal)
             lost.add(index)
-    return [Entry("stale") if index in lost else outcome for index, outcome in enumerate(outcomes)]
+    return [ClaimReply("stale") if index in lost else outcome for index, outcome in enumerate(outcomes)]
 
 
 async def _rollback_many(
     context: Context,
     attempts: Sequence[ClaimAttempt],
-    pending: asyncio.Task[list[Outcome]],
+    pending: asyncio.Task[list[ReplyOrError]],
     within: float | None = None,
 ) -> None:
     """Wait for the replies of many claims, and release those that were granted."""
@@ -226,7 +228,7 @@ async def _rollback_many(
                 log.warning("once.cancelled_claim_left: %s", one_line(error), extra={"error": str(error)})
 
 
-def _first_failure(outcomes: Sequence[Outcome]) -> StoreError | None:
+def _first_failure(outcomes: Sequence[ReplyOrError]) -> StoreError | None:
     """Return the first error that is not about a single key, or None."""
     for outcome in outcomes:
         if isinstance(outcome, StoreError) and not isinstance(outcome, KEY_ERRORS):
@@ -235,7 +237,7 @@ def _first_failure(outcomes: Sequence[Outcome]) -> StoreError | None:
 
 
 def _build_rollback(
-    context: Context, attempts: Sequence[ClaimAttempt], outcomes: Sequence[Outcome]
+    context: Context, attempts: Sequence[ClaimAttempt], outcomes: Sequence[ReplyOrError]
 ) -> tuple[list[PerKeyCall[bool]], list[PerKeyCall[bool]]]:
     """Build the calls that release the claims that may be held.
 
@@ -248,8 +250,10 @@ def _build_rollback(
     return calls[:1], calls[1:]
 
 
-def _may_hold(outcome: Outcome) -> bool:
+def _may_hold(outcome: ReplyOrError) -> bool:
     """Return True if the claim was granted, or if a failed call may have granted it."""
     return (
-        outcome.state == "started" if isinstance(outcome, Entry) else isinstance(outcome, NotDurable | ServerRejected)
+        outcome.state == "started"
+        if isinstance(outcome, ClaimReply)
+        else isinstance(outcome, NotDurable | ServerRejected)
     )

@@ -36,7 +36,7 @@ from idemgate.errors import (
     SharedFailure,
     StoreError,
 )
-from idemgate.guard.calls import Claims, Ending, Entry, Renewal
+from idemgate.guard.claims import ClaimReply, Claims, Completion, Renewal
 from idemgate.guard.sink.protocol import AioSink, Sink
 
 __all__ = [
@@ -111,7 +111,7 @@ class CacheEntry:
 
     __slots__ = ("entry", "shared_result")
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: ClaimReply) -> None:
         self.entry = entry
         self.shared_result: DuplicateResult | None = None
 
@@ -120,7 +120,7 @@ _IMMUTABLE_TYPES = frozenset({str, int, float, bool, bytes, type(None)})
 """Types of results that all duplicates can share, because no caller can change them."""
 _PLAIN_TYPES = _IMMUTABLE_TYPES | {dict, list, tuple}
 """Types of most results, none of which is a model."""
-_NOT_SENT = Entry("unasked")
+_NOT_SENT = ClaimReply("unasked")
 INFINITE = float("inf")
 
 
@@ -151,9 +151,9 @@ class DoneCache:
         if expiry <= self._now():
             self._entries.pop(record, None)
             return None
-        return cached if stored_fingerprint == fingerprint else CacheEntry(Entry("reused"))
+        return cached if stored_fingerprint == fingerprint else CacheEntry(ClaimReply("reused"))
 
-    def store(self, record: bytes, fingerprint: bytes, entry: Entry, milliseconds: int, evictions: int) -> None:
+    def store(self, record: bytes, fingerprint: bytes, entry: ClaimReply, milliseconds: int, evictions: int) -> None:
         """Cache a done record for this many milliseconds, if `evictions` is the count before its claim was sent.
 
         Evict the oldest entries beyond the size.
@@ -173,7 +173,7 @@ class DoneCache:
         self._entries.pop(record, None)
 
 
-def rejection_error(entry: Entry, key: Key, scope: str) -> IdemgateError | None:
+def rejection_error(entry: ClaimReply, key: Key, scope: str) -> IdemgateError | None:
     """Return the error of an entry that is not "started", "in_progress" or "done", else None."""
     if entry.state == "reused":
         return KeyReused(text_of(key), scope)
@@ -242,7 +242,7 @@ class ClaimAttempt:
         self._owner, self.leased_at = b"", INFINITE
         return given_up
 
-    def build_claim(self) -> Call[Entry]:
+    def build_claim(self) -> Call[ClaimReply]:
         """Build the call that claims the key, or marks it with `at_most_once`."""
         options, owner = self.options, self._owner
         if not owner:
@@ -263,7 +263,7 @@ class ClaimAttempt:
             0 if self.wait is None else 2 if self.waiting_since else 1,
         )
 
-    def interpret_reply(self, entry: Entry) -> DuplicateResult | WaitForOwner | None:
+    def interpret_reply(self, entry: ClaimReply) -> DuplicateResult | WaitForOwner | None:
         """Decide what follows from the reply to a claim.
 
         Return None to run the work, WaitForOwner to wait and claim again, or the result of a duplicate.
@@ -289,7 +289,7 @@ class ClaimAttempt:
             cached.shared_result = result
         return result
 
-    def _answer_done(self, entry: Entry) -> DuplicateResult:
+    def _answer_done(self, entry: ClaimReply) -> DuplicateResult:
         """Return the result of a duplicate of a done key."""
         options = self.options
         if options.on_done == "skip":
@@ -308,7 +308,7 @@ class ClaimAttempt:
             else DuplicateResult(value)
         )
 
-    def _answer_without_value(self, entry: Entry) -> DuplicateResult:
+    def _answer_without_value(self, entry: ClaimReply) -> DuplicateResult:
         """Return the result of a duplicate of a key that is done without a stored value."""
         name, scope = text_of(self.key), self.options.scope
         if entry.kind == b"e":
@@ -323,7 +323,7 @@ class ClaimAttempt:
             else ResultUnavailable(name, why, scope)
         )
 
-    def _answer_in_progress(self, entry: Entry) -> DuplicateResult | WaitForOwner:
+    def _answer_in_progress(self, entry: ClaimReply) -> DuplicateResult | WaitForOwner:
         """Apply `on_in_progress` while another owner runs."""
         options = self.options
         if options.shadow or (options.on_in_progress == "skip" and self.wait is None):
@@ -339,7 +339,7 @@ class ClaimAttempt:
         # A wake-up ends the wait. The poll covers a lost wake-up, at the latest when the lease may end.
         return WaitForOwner(min(left, 1.0, max(entry.left_ms / 1000, 0.01)))
 
-    def _answer_shared_failure(self, entry: Entry) -> DuplicateResult:
+    def _answer_shared_failure(self, entry: ClaimReply) -> DuplicateResult:
         """Return the failure of the run that this call waited for. A damaged one is a failure, too."""
         try:
             kind, text = decode_failure(entry)
@@ -373,13 +373,13 @@ class ClaimAttempt:
             else:
                 self.result = b"n", describe_unstored(error)[:500].encode(errors="replace")
 
-    def completion(self) -> Ending:
+    def completion(self) -> Completion:
         """Return the parts of the completion of an encoded result, for a batch."""
         return self.record[0], self._owner, self.entry.token, self.options.retention, self.result[1]
 
-    def build_done_entry(self) -> Entry:
+    def build_done_entry(self) -> ClaimReply:
         """Return the entry that the next caller would get, for the cache."""
-        entry = Entry("done", token=self.entry.token, left_ms=self.options.retention)
+        entry = ClaimReply("done", token=self.entry.token, left_ms=self.options.retention)
         entry.kind, entry.result = self.result
         return entry
 
@@ -451,7 +451,7 @@ class ClaimAttempt:
         return self.claims.renew(self.record, self.owner, lease, self.options.retention)
 
 
-def build_claim_calls(attempts: Sequence[ClaimAttempt], most: int) -> list[PerKeyCall[Entry]]:
+def build_claim_calls(attempts: Sequence[ClaimAttempt], most: int) -> list[PerKeyCall[ClaimReply]]:
     """Build the claims of many attempts, with at most `most` records in a script call.
 
     The attempts share their options and have no fingerprints.
@@ -483,7 +483,7 @@ def _encode_failure(error: BaseException) -> bytes:
     return _FAILURES.encode((f"{type(error).__module__}.{type(error).__qualname__}", text[:1000]))
 
 
-def decode_failure(entry: Entry) -> tuple[str, str]:
+def decode_failure(entry: ClaimReply) -> tuple[str, str]:
     """Return the type and the text of a stored failure. Raise DecodeError if they are damaged."""
     decoded = _FAILURES.decode(entry.result)
     if not (isinstance(decoded, tuple) and [*map(type, decoded)] == [str, str]):  # pyright: ignore[reportUnknownArgumentType]

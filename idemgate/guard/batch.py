@@ -13,8 +13,8 @@ from idemgate.core.validation import check_iterable
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.guard.acquire import acquire_many, acquire_many_async, renew_late, renew_late_async
 from idemgate.guard.attempt import ClaimAttempt, build_release_calls
-from idemgate.guard.calls import Claims, Ending
 from idemgate.guard.claim import AioClaim, BaseClaim, Claim
+from idemgate.guard.claims import Claims, Completion
 from idemgate.guard.ending import record_block_end, renew_until_ended
 from idemgate.guard.heartbeat import EndTimeouts, end_timeouts
 from idemgate.store.context import Context
@@ -179,7 +179,7 @@ def build_completions(
     checked = [_check_pair(pair) for pair in check_iterable(pairs, "pairs", _PAIRS)]
     claims = _check_claims(context, "pairs", _PAIRS, [claim for claim, _ in checked])
     _check_unique(claims)
-    endings: list[Ending] = []
+    endings: list[Completion] = []
     for claim, (_, result) in zip(claims, checked, strict=True):
         try:
             endings.append(claim._completion(result, retention))

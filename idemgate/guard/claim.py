@@ -15,7 +15,7 @@ from idemgate.core.keys import text_of
 from idemgate.errors import ClaimRejected, IdemgateError, InvalidArgument, ResultUnavailable, StoreError
 from idemgate.guard.acquire import acquire, acquire_async, renew_before_start, renew_before_start_async
 from idemgate.guard.attempt import ClaimAttempt, decode_failure, rejection_error
-from idemgate.guard.calls import Ending, Entry, Renewal
+from idemgate.guard.claims import ClaimReply, Completion, Renewal
 from idemgate.guard.current import Execution, own_wait_error
 from idemgate.guard.ending import record_block_end, renew_until_ended
 from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, wait_for_wakeup
@@ -25,7 +25,7 @@ __all__ = ["AioClaim", "BaseClaim", "Claim"]
 
 log = logging.getLogger("idemgate.once")
 
-State = Literal["started", "in_progress", "done"]
+ClaimState = Literal["started", "in_progress", "done"]
 
 
 class BaseClaim:
@@ -50,7 +50,7 @@ class BaseClaim:
     def __init__(self, context: Context, attempt: ClaimAttempt) -> None:
         self._context = context
         self._attempt = attempt
-        self._entry: Entry | None = None
+        self._entry: ClaimReply | None = None
         self._error: IdemgateError | None = None
         self._end_requested = False  # an end was requested
         self._end_recorded = False  # and its reply was recorded
@@ -63,7 +63,7 @@ class BaseClaim:
         answer = f"{entry.state} token={entry.token}" if entry else repr(self._error) if self._error else "not sent"
         return f"<{type(self).__name__} {text_of(self._attempt.key)!r} {answer}>"
 
-    def _set_reply(self, entry: Entry) -> None:
+    def _set_reply(self, entry: ClaimReply) -> None:
         """Store the reply to the claim. Raise its error if the claim was rejected."""
         if (error := rejection_error(entry, self._attempt.key, self._attempt.options.scope)) is not None:
             raise error
@@ -73,7 +73,7 @@ class BaseClaim:
             # `wait` granted it inside its block. Another task may have awaited it, so `current()` stays as it is.
             self._blocks[-1] = self._start_heartbeat(with_current=False)
 
-    def _apply_reply(self, outcome: Entry | StoreError) -> None:
+    def _apply_reply(self, outcome: ClaimReply | StoreError) -> None:
         """Store one reply of a batch. Keep its error for the caller that uses this claim."""
         try:
             if isinstance(outcome, StoreError):
@@ -84,7 +84,7 @@ class BaseClaim:
             self._error = error
 
     @property
-    def _reply(self) -> Entry:
+    def _reply(self) -> ClaimReply:
         """The reply to the claim. Raise its error, or InvalidArgument if it was not awaited yet."""
         if self._error is not None:
             raise self._error
@@ -98,7 +98,7 @@ class BaseClaim:
         return self._entry
 
     @property
-    def state(self) -> State:
+    def state(self) -> ClaimState:
         """The state of the claim: "started", "in_progress" or "done"."""
         return self._reply.state  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
 
@@ -192,7 +192,7 @@ class BaseClaim:
                 log.warning("once.lease_lost scope=%r key=%r", *facts.values(), extra=facts)
         return held
 
-    def _completion(self, result: object, retention: Duration | None) -> Ending:
+    def _completion(self, result: object, retention: Duration | None) -> Completion:
         """Return the record, owner, token, retention (ms) and encoded result of a completion."""
         attempt = self._attempt
         retention_ms = attempt.options.retention if retention is None else milliseconds(retention, "retention")
@@ -365,7 +365,7 @@ class Claim(BaseClaim):
         """
         return self._context.link.run(self._attempt.build_checkpoint(self._context.codec, data))
 
-    def wait(self, timeout: Duration) -> State:
+    def wait(self, timeout: Duration) -> ClaimState:
         """Wait until the claim of another owner ends, then claim again.
 
         In a `with` block the heartbeat starts with "started". `current()` knows only claims that were granted before
@@ -464,7 +464,7 @@ class AioClaim(BaseClaim):
         """Store data for the next attempt; see `Claim.checkpoint`."""
         return await self._context.aio_link.run(self._attempt.build_checkpoint(self._context.codec, data))
 
-    async def wait(self, timeout: Duration) -> State:  # noqa: ASYNC109 - a timeout returns a state and does not raise
+    async def wait(self, timeout: Duration) -> ClaimState:  # noqa: ASYNC109 - a timeout returns a state and does not raise
         """Wait until the claim of another owner ends, then claim again; see `Claim.wait`."""
         end = monotonic() + milliseconds(timeout, "timeout", zero=True) / 1000
         if self.state != "in_progress":

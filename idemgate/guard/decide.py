@@ -11,7 +11,7 @@ from idemgate.core.keys import Key, text_of
 from idemgate.core.tokens import token
 from idemgate.core.validation import check_iterable
 from idemgate.errors import AlreadyInProgress, InvalidArgument
-from idemgate.guard.calls import Claims, Record, register_retention
+from idemgate.guard.claims import Claims, Record, register_retention
 from idemgate.store.context import Context
 
 __all__ = [

@@ -17,7 +17,7 @@ from idemgate.core.validation import ENDED, call_async, is_async, refuse_unfinis
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult
-from idemgate.guard.calls import Record
+from idemgate.guard.claims import Record
 from idemgate.guard.decide import forget, forget_async, inspect, inspect_async
 from idemgate.guard.driver import COUNTER_NAMES, Driver
 

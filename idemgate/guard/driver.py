@@ -34,7 +34,7 @@ from idemgate.guard.acquire import (
     rollback_async,
 )
 from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, OnError, WaitForOwner
-from idemgate.guard.calls import Claims, Entry, State
+from idemgate.guard.claims import ClaimReply, Claims, ReplyState
 from idemgate.guard.current import Execution, own_wait_error, use_execution
 from idemgate.guard.heartbeat import Heartbeat, end_timeouts, register_scope, wait_for_wakeup
 from idemgate.guard.judge import judge, judge_unguarded, record_hook_failure, report_replay, warn_of_model
@@ -435,7 +435,7 @@ class Driver:
         policy = self.options.on_store_error
         if policy == "raise" or isinstance(error, UnexpectedData | DecodeError):
             raise error
-        attempt.entry = Entry("unasked")  # a claim that was granted may have failed to renew
+        attempt.entry = ClaimReply("unasked")  # a claim that was granted may have failed to renew
         self.context.counters.add(f"once.store_error.{policy}")
         facts = attempt.log_facts()
         log.error(
@@ -477,10 +477,10 @@ class Driver:
         log.error("%s scope=%r key=%r: %s", name, *facts.values(), one_line(error), extra=facts | {"error": str(error)})
 
 
-COUNTER_NAMES = {state: f"once.{state}" for state in get_args(State)}
+COUNTER_NAMES = {state: f"once.{state}" for state in get_args(ReplyState)}
 """The counter of each reply to a claim."""
 
 
-def _store_in_cache(cache: DoneCache, attempt: ClaimAttempt, entry: Entry, milliseconds: int) -> None:
+def _store_in_cache(cache: DoneCache, attempt: ClaimAttempt, entry: ClaimReply, milliseconds: int) -> None:
     """Cache a done key, unless this process decided about a key since the claim was sent."""
     cache.store(attempt.record[0], attempt.fingerprint, entry, milliseconds, attempt.evictions)

@@ -12,7 +12,7 @@ from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch
 from idemgate.core.clock import monotonic
 from idemgate.guard.attempt import INFINITE, ClaimAttempt
-from idemgate.guard.calls import Renewal, register_retention
+from idemgate.guard.claims import Renewal, register_retention
 from idemgate.guard.current import Execution, get_current, set_current
 from idemgate.store.context import Context
 from idemgate.store.heartbeat import LeaseRenewal

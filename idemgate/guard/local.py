@@ -11,7 +11,7 @@ from weakref import ReferenceType, ref
 
 from idemgate.core.clock import monotonic
 from idemgate.guard.attempt import ClaimAttempt, OnError
-from idemgate.guard.calls import Entry
+from idemgate.guard.claims import ClaimReply
 
 __all__ = ["LocalGuard"]
 
@@ -44,7 +44,7 @@ class LocalGuard:
         self._bytes = 0
         self._lock = Lock()
 
-    def claim(self, attempt: ClaimAttempt) -> Entry | None:
+    def claim(self, attempt: ClaimAttempt) -> ClaimReply | None:
         """Claim a key in this process. Return None if the attempt may run, else what a store would have answered."""
         [record] = attempt.record
         with self._lock:
@@ -91,8 +91,10 @@ def _no_owner() -> None:
     """Stand for the owner of a key that does not run."""
 
 
-def _answer(attempt: ClaimAttempt, fingerprint: bytes, left_ms: int, kind: bytes = b"", result: bytes = b"") -> Entry:
+def _answer(
+    attempt: ClaimAttempt, fingerprint: bytes, left_ms: int, kind: bytes = b"", result: bytes = b""
+) -> ClaimReply:
     """Return the answer to the claim of a key that runs here, or has ended."""
     if fingerprint != attempt.fingerprint:
-        return Entry("reused")
-    return Entry("done" if kind else "in_progress", left_ms=left_ms, kind=kind, result=result)
+        return ClaimReply("reused")
+    return ClaimReply("done" if kind else "in_progress", left_ms=left_ms, kind=kind, result=result)

@@ -34,7 +34,7 @@ from idemgate.guard.attempt import (
     OnReplay,
     OnStoreError,
 )
-from idemgate.guard.calls import Claims
+from idemgate.guard.claims import Claims
 from idemgate.guard.current import get_current
 from idemgate.guard.decorator import GuardedFunction
 from idemgate.guard.driver import Driver

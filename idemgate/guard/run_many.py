@@ -15,7 +15,7 @@ from idemgate.core.validation import call_async, call_blocking, check_int, check
 from idemgate.core.verdict import Verdict
 from idemgate.errors import IdemgateError, InvalidArgument, LeaseLost, StoreError
 from idemgate.guard.acquire import (
-    Outcome,
+    ReplyOrError,
     acquire_many,
     acquire_many_async,
     may_start,
@@ -70,7 +70,7 @@ class _Batch(Generic[T, R]):
                 records.add(attempt.record[0])
                 self.attempts[index] = attempt
 
-    def apply_replies(self, outcomes: Sequence[Outcome]) -> None:
+    def apply_replies(self, outcomes: Sequence[ReplyOrError]) -> None:
         """Apply the replies to the claims: start the heartbeats of those that were granted."""
         for (index, attempt), outcome in zip(self.attempts.items(), outcomes, strict=True):
             try:

@@ -19,7 +19,7 @@ import redis
 
 from idemgate import Gate
 from idemgate.core.clock import stamp
-from idemgate.guard.calls import Record
+from idemgate.guard.claims import Record
 from idemgate.lua import source
 from idemgate.testing import Clock
 from tests import exhaustive

@@ -10,7 +10,7 @@ import pytest
 from idemgate import Gate, LeaseLost
 from idemgate.guard import attempt as attempts
 from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, WaitForOwner
-from idemgate.guard.calls import Entry
+from idemgate.guard.claims import ClaimReply
 from idemgate.guard.options import GuardOptions, once_options
 from tests.claims import claims_of
 
@@ -23,12 +23,12 @@ def attempt_with(**changed: Any) -> ClaimAttempt:
     return ClaimAttempt(dataclasses.replace(options, scope="s"), claims_of(GATE), "k", b"")
 
 
-def busy(left_ms: int) -> Entry:
-    return Entry("in_progress", left_ms=left_ms, attempt=1)
+def busy(left_ms: int) -> ClaimReply:
+    return ClaimReply("in_progress", left_ms=left_ms, attempt=1)
 
 
 def test_a_reply_for_a_released_token_means_a_lost_lease() -> None:
-    result = attempt_with().interpret_reply(Entry("stale"))
+    result = attempt_with().interpret_reply(ClaimReply("stale"))
     assert isinstance(result, DuplicateResult)
     with pytest.raises(LeaseLost) as lost:
         result.unwrap()
@@ -75,7 +75,7 @@ def test_options_are_immutable() -> None:
 
 def test_the_done_cache_evicts_the_oldest_entry() -> None:
     now = [1000.0]
-    cache, entry = DoneCache(2, lambda: now[0]), Entry("done")
+    cache, entry = DoneCache(2, lambda: now[0]), ClaimReply("done")
     cache.store(b"a", b"", entry, 5_000, 0)
     cache.store(b"b", b"print", entry, 1_000, 0)
     for name, fingerprint in ((b"a", b""), (b"b", b"print")):
@@ -106,7 +106,7 @@ def test_the_done_cache_keeps_no_entry_about_which_another_thread_decides_meanwh
     if not at:
         cache.evict(b"a")
     # When the reply is cached
-    cache.store(b"a", b"", Entry("done"), 5_000, 0)
+    cache.store(b"a", b"", ClaimReply("done"), 5_000, 0)
     # Then the next call asks the store
     assert cache.lookup(b"a", b"") is None
 
@@ -121,7 +121,7 @@ def test_an_attempt_has_one_owner_token() -> None:
 
 def test_the_cached_entry_has_the_token_of_the_completed_claim() -> None:
     attempt = attempt_with()
-    attempt.entry = Entry("started", token=77)
+    attempt.entry = ClaimReply("started", token=77)
     attempt.result = b"v", b"data"
     cached = attempt.build_done_entry()
     assert (cached.state, cached.token, cached.left_ms, cached.kind, cached.result) == (
@@ -144,7 +144,7 @@ def test_a_result_whose_type_name_is_invalid_still_completes() -> None:
 
 
 def test_the_reason_for_a_missing_result_may_be_invalid_utf8() -> None:
-    entry = Entry("done", kind=b"n", result=b"caf\xe9")
+    entry = ClaimReply("done", kind=b"n", result=b"caf\xe9")
     answer = attempt_with().interpret_reply(entry)
     assert isinstance(answer, DuplicateResult)
     assert str(answer.error).endswith("caf\ufffd")

@@ -14,7 +14,7 @@ import pytest
 from idemgate import AlreadyInProgress, Gate, InvalidArgument, KeyReused, OutcomeUnknown, current
 from idemgate.core import keys
 from idemgate.errors import AttemptsExhausted, ResultUnavailable, UnexpectedData
-from idemgate.guard.calls import Record, token
+from idemgate.guard.claims import Record, token
 from idemgate.guard.heartbeat import ScopeRegistration
 from idemgate.store.context import MAX_SCOPES
 from idemgate.testing import Clock

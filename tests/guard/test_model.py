@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 from idemgate import Gate
 from idemgate.core.calls import Batch, Call
-from idemgate.guard.calls import Claims, Entry, Record
+from idemgate.guard.claims import ClaimReply, Claims, Record
 from idemgate.testing import Clock
 
 STEPS = int(os.environ.get("IDEMGATE_STEPS", "2000"))
@@ -246,12 +246,12 @@ def facts_of(record: Record) -> Answer:
 
 
 def answer_of(value: Any) -> Answer:
-    if isinstance(value, Entry):
+    if isinstance(value, ClaimReply):
         return _answer_of_entry(value)
     return value if isinstance(value, tuple) else (value,)
 
 
-def _answer_of_entry(entry: Entry) -> Answer:
+def _answer_of_entry(entry: ClaimReply) -> Answer:
     if entry.state == "started":
         return ("started", entry.token, entry.attempt, entry.taken_over, entry.checkpoint)
     if entry.state == "done":

@@ -15,7 +15,7 @@ from idemgate import Gate
 from idemgate.core.calls import Call
 from idemgate.core.tokens import token
 from idemgate.errors import OutcomeUnknown
-from idemgate.guard.calls import Entry, Record
+from idemgate.guard.claims import ClaimReply, Record
 from idemgate.testing import Clock
 from idemgate.topics.calls import open_topic, stored_policy
 from idemgate.topics.dead_letters import DeadFilter
@@ -40,9 +40,9 @@ def answer_of(answer: Any) -> Any:
     """What a caller may see of an answer, to be compared."""
     if isinstance(answer, Record):
         return replace(answer, owner="")
-    if isinstance(answer, Entry):
-        return [getattr(answer, name) for name in Entry.__slots__]
-    if isinstance(answer, list) and any(isinstance(one, Entry) for one in answer):
+    if isinstance(answer, ClaimReply):
+        return [getattr(answer, name) for name in ClaimReply.__slots__]
+    if isinstance(answer, list) and any(isinstance(one, ClaimReply) for one in answer):
         return [answer_of(one) for one in answer]
     if isinstance(answer, Peek):
         pending, in_flight = _message(answer.pending), _message(answer.in_flight)

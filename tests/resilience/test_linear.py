@@ -24,8 +24,8 @@ from idemgate.core import calls
 from idemgate.core.codec import Codec
 from idemgate.core.tokens import token
 from idemgate.errors import StoreUnavailable
-from idemgate.guard import calls as claims
-from idemgate.guard.calls import Claims, Record
+from idemgate.guard import claims
+from idemgate.guard.claims import Claims, Record
 from idemgate.lua import Script, script
 from idemgate.testing import Clock
 from tests.guard.test_model import answer_of, facts_of

@@ -16,7 +16,7 @@ import pytest
 
 from idemgate import Gate
 from idemgate.core import calls
-from idemgate.guard import calls as claims
+from idemgate.guard import claims
 from idemgate.lua import Script, script
 from idemgate.testing import Clock
 

@@ -22,7 +22,7 @@ from idemgate.core.durations import milliseconds
 from idemgate.dedup import calls as dedup
 from idemgate.dedup.calls import DedupCalls
 from idemgate.errors import IdemgateError
-from idemgate.guard.calls import Claims, Record, register_retention
+from idemgate.guard.claims import Claims, Record, register_retention
 from idemgate.membership import calls as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.subscribers.expiry.rules import look

@@ -19,7 +19,7 @@ from idemgate.core.calls import Call
 from idemgate.core.keys import patterns
 from idemgate.core.tokens import token
 from idemgate.errors import IdemgateError, InvalidArgument, ServerRejected
-from idemgate.guard.calls import register_retention
+from idemgate.guard.claims import register_retention
 from idemgate.lua import commands, names
 from idemgate.membership import calls as members
 from idemgate.subscribers.expiry.rules import look

@@ -24,7 +24,7 @@ from idemgate.core.calls import Batch, Call
 from idemgate.core.keys import record
 from idemgate.core.tokens import token
 from idemgate.errors import ServerRejected, StoreUnavailable
-from idemgate.guard.calls import Entry
+from idemgate.guard.claims import ClaimReply
 from idemgate.store.cluster import topology
 from idemgate.store.cluster.topology import slot_of
 from idemgate.testing import Clock
@@ -325,7 +325,7 @@ def test_slots_are_those_of_the_server(operator: servers.Operator) -> None:
     assert [slot_of(key) for key in keys] == [operator.nodes[0].execute_command("CLUSTER KEYSLOT", key) for key in keys]
 
 
-def claims(gate: Gate, keys: list[str]) -> list[Call[Entry]]:
+def claims(gate: Gate, keys: list[str]) -> list[Call[ClaimReply]]:
     return [claims_of(gate).claim(claims_of(gate).key("s", key), token(), 30_000, 60_000) for key in keys]
 
 

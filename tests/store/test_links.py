@@ -27,7 +27,7 @@ from idemgate import Gate, Trigger
 from idemgate.core.calls import Batch, Call
 from idemgate.core.tokens import token
 from idemgate.errors import ServerRejected, StoreUnavailable, UnexpectedData
-from idemgate.guard.calls import Entry
+from idemgate.guard.claims import ClaimReply
 from idemgate.store import connection, retry
 from idemgate.store import pubsub as listen
 from idemgate.store.clients import sync_pool
@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 NOWHERE = "unix:///nowhere/redis.sock"
 
 
-def claim(gate: Gate, key: str, owner: bytes | None = None) -> Call[Entry]:
+def claim(gate: Gate, key: str, owner: bytes | None = None) -> Call[ClaimReply]:
     return claims_of(gate).claim(claims_of(gate).key("s", key), owner or token(), 30_000, 60_000)
 
 

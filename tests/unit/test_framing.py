@@ -8,7 +8,7 @@ import pytest
 
 from idemgate.core.calls import Call
 from idemgate.core.tokens import token
-from idemgate.guard.calls import Claims
+from idemgate.guard.claims import Claims
 from idemgate.store.resp import pack
 from idemgate.testing import Clock
 from idemgate.topics.messages import Trigger

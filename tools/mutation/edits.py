@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[2] / "idemgate"
 PURE = (
     "core/*", "core/codec/*", "audit/*", "audit/slot/*", "dedup/*", "membership/calls", "membership/ownership",
     "membership/rendezvous",
-    "guard/attempt", "guard/calls", "guard/record", "store/durability", "subscribers/expiry/glob",
+    "guard/attempt", "guard/claims", "guard/record", "store/durability", "subscribers/expiry/glob",
     "subscribers/expiry/rules", "topics/batching", "topics/calls", "topics/cron",
     "topics/dead_letters", "topics/merge", "topics/messages", "topics/partial", "topics/limits", "topics/policy",
     "topics/registry", "topics/reshard", "worker/clock_offset", "worker/prefetch", "cli/acl_rules",

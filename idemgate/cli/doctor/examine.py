@@ -14,7 +14,7 @@ from idemgate.core.calls import call
 from idemgate.core.keys import check_name
 from idemgate.core.tokens import token
 from idemgate.errors import ServerRejected, StoreError
-from idemgate.guard.calls import Claims
+from idemgate.guard.claims import Claims
 from idemgate.store.durability import DurabilityOption, parse_durability
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.inspection import Server, servers

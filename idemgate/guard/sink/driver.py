@@ -12,7 +12,7 @@ from idemgate.core.validation import call_async, call_blocking, is_async
 from idemgate.core.verdict import Verdict
 from idemgate.errors import AlreadyInProgress, InvalidArgument, KeyReused
 from idemgate.guard.attempt import ClaimAttempt, DuplicateResult, OnError
-from idemgate.guard.calls import Entry
+from idemgate.guard.claims import ClaimReply
 from idemgate.guard.driver import Driver
 from idemgate.guard.judge import record_hook_failure
 from idemgate.guard.sink.protocol import AioSink, Sink, SinkEntry, StoredKind, StoredResult
@@ -62,7 +62,7 @@ class SinkDriver(Driver):
     def _answer_stored(self, attempt: ClaimAttempt) -> Any:
         """Answer a call as a duplicate, with the stored result."""
         attempt.ran = False
-        attempt.entry = Entry("done", attempt.entry.token, attempt.entry.attempt, self.options.retention)
+        attempt.entry = ClaimReply("done", attempt.entry.token, attempt.entry.attempt, self.options.retention)
         attempt.entry.kind, attempt.entry.result = attempt.result
         return self.answer(attempt, cast(DuplicateResult, attempt.interpret_reply(attempt.entry)))
 

@@ -20,10 +20,10 @@ from idemgate.core.tokens import token
 from idemgate.lua import script
 from idemgate.store.context import MAX_BATCH, Context
 
-__all__ = ["Claims", "Ending", "Entry", "Record", "Renewal", "State", "register_retention"]
+__all__ = ["ClaimReply", "Claims", "Completion", "Record", "Renewal", "ReplyState", "register_retention"]
 
 T = TypeVar("T")
-Ending = tuple[bytes, bytes, int, int, bytes]
+Completion = tuple[bytes, bytes, int, int, bytes]
 """One completion: record, owner, fencing token, retention in ms, and encoded result."""
 Release = tuple[bytes, bytes, int, bytes]
 """One release: record, owner, retention of its tombstone in ms, and the failure to share, or nothing."""
@@ -37,7 +37,9 @@ _COMPLETE = b"%b$%d\r\n%b\r\n$0\r\n\r\n$1\r\n%b\r\n$16\r\n%b\r\n$16\r\n%d\r\n%b$
 """The framed forms of a claim and a completion, for the server clock and 16-byte tokens."""
 Renewal = Literal["ok", "cancelled", "lost"]
 """The reply to a renewal. "cancelled": the lease was renewed, and the owner is asked to stop."""
-State = Literal["unasked", "started", "in_progress", "done", "reused", "held", "exhausted", "stale", "shared_failure"]
+ReplyState = Literal[
+    "unasked", "started", "in_progress", "done", "reused", "held", "exhausted", "stale", "shared_failure"
+]
 
 
 STORED_SCOPES = 1000
@@ -53,7 +55,7 @@ def register_retention(context: Context, scope: str, retention: int) -> Call[int
     return call("guard/register", (keys.scopes(context.namespace),), args, lambda reply: int(reply[2]))
 
 
-class Entry:
+class ClaimReply:
     """The reply to a claim.
 
     Which fields have a meaning depends on `state`. Times are in ms. `token` is the fencing token.
@@ -63,7 +65,7 @@ class Entry:
 
     def __init__(
         self,
-        state: State,
+        state: ReplyState,
         token: int = 0,
         attempt: int = 0,
         left_ms: int = 0,
@@ -72,7 +74,7 @@ class Entry:
         kind: bytes = b"",
         result: bytes = b"",
     ) -> None:
-        self.state: State = state
+        self.state: ReplyState = state
         self.token = token
         self.attempt = attempt
         self.left_ms = left_ms
@@ -151,36 +153,36 @@ _S = b"s"[0]
 """The first byte of the packed reply to a claim that started. A done key has "d"."""
 
 
-def _decode_claim(reply: Any) -> Entry:
+def _decode_claim(reply: Any) -> ClaimReply:
     """Decode the reply to a claim. The frequent replies are packed (`lua/guard/claim.lua`)."""
     if type(reply) is not bytes:
         return _decode_claim_list(reply)
     if reply[0] == _S:
         token, attempt, taken_over = _STARTED.unpack_from(reply)
-        return Entry("started", token, attempt, 0, taken_over, reply[_STARTED_ENDS:])
+        return ClaimReply("started", token, attempt, 0, taken_over, reply[_STARTED_ENDS:])
     kind, token, attempt, left_ms = _DONE.unpack_from(reply)
-    return Entry("done", token, attempt, left_ms, 0, b"", kind, reply[_DONE_ENDS:])
+    return ClaimReply("done", token, attempt, left_ms, 0, b"", kind, reply[_DONE_ENDS:])
 
 
-def _decode_claim_list(reply: list[Any]) -> Entry:
+def _decode_claim_list(reply: list[Any]) -> ClaimReply:
     """Decode a reply that is a list."""
     word = reply[0]
     if word == b"started":
-        return Entry("started", token=reply[2], attempt=reply[3])
+        return ClaimReply("started", token=reply[2], attempt=reply[3])
     if word == b"done":
-        entry = Entry("done", token=reply[4], attempt=reply[5], left_ms=reply[7])
+        entry = ClaimReply("done", token=reply[4], attempt=reply[5], left_ms=reply[7])
         entry.kind = reply[2]
         entry.result = reply[3]
         return entry
     if word == b"busy":
-        return Entry("in_progress", left_ms=reply[2], attempt=reply[3])
+        return ClaimReply("in_progress", left_ms=reply[2], attempt=reply[3])
     if word == b"held":
-        return Entry("held", attempt=reply[2])
+        return ClaimReply("held", attempt=reply[2])
     if word == b"exhausted":
-        return Entry("exhausted", attempt=reply[2])
+        return ClaimReply("exhausted", attempt=reply[2])
     if word == b"shared":
-        return Entry("shared_failure", attempt=reply[2], result=reply[3])
-    return Entry("reused" if word == b"reused" else "stale")
+        return ClaimReply("shared_failure", attempt=reply[2], result=reply[3])
+    return ClaimReply("reused" if word == b"reused" else "stale")
 
 
 def _is_started(reply: list[Any]) -> bool:
@@ -241,7 +243,7 @@ def _no_size(_: object) -> int:
     return 0
 
 
-def _result_size(ending: Ending) -> int:
+def _result_size(ending: Completion) -> int:
     return len(ending[4])
 
 
@@ -296,7 +298,7 @@ class Claims:
         max_attempts: int = 0,
         hold: bool = False,
         wait: int = 0,
-    ) -> Call[Entry]:
+    ) -> Call[ClaimReply]:
         """Build a claim. `wait` is 1 if the caller will wait for another owner, and 2 if it has waited."""
         claim = script("guard/claim")
         stays, terms, common = _pack_claim_options(lease, keep, max_attempts, hold, wait)
@@ -316,7 +318,7 @@ class Claims:
         hold: bool,
         wait: bool,
         most: int,
-    ) -> list[PerKeyCall[Entry]]:
+    ) -> list[PerKeyCall[ClaimReply]]:
         """Build the claims of many records without fingerprints, with at most `most` records in a call."""
         stays, terms, _ = _pack_claim_options(lease, keep, max_attempts, hold, wait)
         common = (stamp(self.clock), b"", stays, terms)
@@ -324,7 +326,9 @@ class Claims:
             _build_each("guard/claim", common, part, _decode_claim) for part in split_batches(owned, _no_size, most)
         ]
 
-    def mark(self, record: tuple[bytes, ...], owner: bytes, retention: int, fingerprint: bytes = b"") -> Call[Entry]:
+    def mark(
+        self, record: tuple[bytes, ...], owner: bytes, retention: int, fingerprint: bytes = b""
+    ) -> Call[ClaimReply]:
         """Build a mark."""
         return call("guard/mark", record, (stamp(self.clock), owner, retention, fingerprint), _decode_claim_list)
 
@@ -382,7 +386,7 @@ class Claims:
             )
         return Call(done, record, (b"", kind, owner, fence, retention, result), _is_completed, None, framed)
 
-    def complete_each(self, endings: list[Ending], most: int, kind: bytes = b"v") -> list[PerKeyCall[bool]]:
+    def complete_each(self, endings: list[Completion], most: int, kind: bytes = b"v") -> list[PerKeyCall[bool]]:
         """Build the completions of many records with results of one kind, limited by count (`most`) and by bytes."""
         common = (stamp(self.clock), kind)
         return [
