@@ -21,6 +21,7 @@ from idemgate.worker.downstream import Downstream
 from idemgate.worker.handler import build_run, build_run_async
 from idemgate.worker.limiter import Limiter
 from idemgate.worker.outcome import attempt_number, count_dropped
+from idemgate.worker.places import TopicPlaces
 from idemgate.worker.poller import POLL, Poller
 
 __all__ = ["BATCH", "FinishedDelivery", "InFlight", "TopicConsumer"]
@@ -74,9 +75,7 @@ class TopicConsumer:
 
     Attributes:
         in_flight: The deliveries between take and settlement.
-        held: Number of deliveries that wait or run.
-        requested: Number of deliveries that calls under way may bring.
-        last_fetch: Number of the worker's fetch that brought the topic's newest deliveries.
+        places: The topic's places in the worker.
         misfired: Taken occurrences of recurring triggers that must not run.
     """
 
@@ -86,7 +85,7 @@ class TopicConsumer:
         self.in_flight: set[InFlight] = set()
         self.misfired: set[InFlight] = set()
         self._occurrences = Occurrences(poller)
-        self.held = self.requested = self.last_fetch = 0
+        self.places = TopicPlaces(self.room)
         self._renewal: FunctionRenewal | None = None
         handler = self.topic.definition.handler
         assert handler is not None, "the worker selects topics with a handler only"
@@ -121,7 +120,7 @@ class TopicConsumer:
 
     def room(self, free: int) -> int:
         """Return how many of `free` places this topic may use: all, or what its limit and its downstream leave."""
-        used = len(self.in_flight) + self.requested
+        used = len(self.in_flight) + self.places.requested
         free = self.downstream.room(free, used)
         return free if self.limiter is None else min(free, self.limiter.limit - used)
 

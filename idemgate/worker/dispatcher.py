@@ -23,7 +23,7 @@ from idemgate.topics.results import encode_result
 from idemgate.worker.consumer import FinishedDelivery, InFlight, TopicConsumer
 from idemgate.worker.handler import build_run_async, judge_partial_failure
 from idemgate.worker.outcome import attempt_number, choose_settlement
-from idemgate.worker.prefetch import Prefetch
+from idemgate.worker.places import Places
 from idemgate.worker.ready_queue import ReadyQueue
 
 __all__ = ["Dispatcher"]
@@ -35,28 +35,21 @@ class Dispatcher:
     """The handlers of one run of a worker: async ones run as tasks, blocking ones in a thread pool.
 
     Attributes:
-        held: Number of deliveries that wait or run.
         finished: Ended deliveries with their settlements, to be sent by the worker.
         tasks: Running async handlers.
-        freed: Set when there may be room for more deliveries.
         to_settle: Set when `finished` has grown.
-        requested: Number of deliveries that calls under way may bring.
-        starving: Number of topics that hold no delivery and wait for room to fetch one.
-        fetching: Number of topics that hold no delivery and are fetching.
     """
 
-    def __init__(self, context: Context, concurrency: int, prefetch: Prefetch, stopping: asyncio.Event) -> None:
-        self.held = self.requested = self.starving = self.fetching = 0
+    def __init__(self, context: Context, concurrency: int, places: Places, stopping: asyncio.Event) -> None:
         self.finished: list[FinishedDelivery] = []
         self.tasks: dict[asyncio.Task[Verdict[Any]], InFlight] = {}
-        self.freed, self.to_settle = asyncio.Event(), asyncio.Event()
+        self.to_settle = asyncio.Event()
         self._context = context
         self._concurrency = concurrency
-        self._prefetch = prefetch
+        self._places = places
         self._stopping = stopping
         self._ready, self._ready_blocking = ReadyQueue(), ReadyQueue()  # for async and for blocking handlers
         self._blocking_next = False
-        self._fetches = 0
         self._abandoned: set[InFlight] = set()
         self._pool: ThreadPool[InFlight, Verdict[Any] | None] = ThreadPool(
             "idemgate-handler", self._run_in_thread, self._on_threads_finished, self.dispatch, stopping.is_set,
@@ -68,30 +61,13 @@ class Dispatcher:
         """The number of handlers that may start now."""
         return self._concurrency - len(self.tasks) - self._pool.active
 
-    @property
-    def room(self) -> int:
-        """The number of deliveries that the worker may fetch now."""
-        return self._concurrency + self._prefetch.size - self.held - self.requested
-
-    @property
-    def reserved_places(self) -> int:
-        """The number of places to leave free for topics that hold no delivery.
-
-        Without it, a prefetched delivery of another topic would take each place before they have fetched one.
-        """
-        return self.fetching + min(self.starving, max(0, self.room)) if self.starving or self.fetching else 0
-
     def waiting(self, consumer: TopicConsumer) -> deque[InFlight]:
         """Return the queue of the topic's unstarted deliveries."""
         return (self._ready if consumer.is_async else self._ready_blocking).of(consumer)
 
     def add(self, consumer: TopicConsumer, entries: list[InFlight]) -> None:
         """Queue fetched deliveries. `dispatch` starts them. Those that are too large for this gate are deferred."""
-        if entries:
-            self._fetches += 1
-            consumer.last_fetch = self._fetches
-        self.held += len(entries)
-        consumer.held += len(entries)
+        self._places.take(consumer.places, len(entries))
         most = self._context.codec.max_bytes  # no value is larger than its message
         if consumer.misfired:
             entries = self._end_misfired(consumer, entries)
@@ -117,16 +93,16 @@ class Dispatcher:
 
     def dispatch(self) -> None:
         """Start ready deliveries, up to the concurrency. Topics take turns, and so do async and blocking handlers."""
-        if self._blocking_next and self._ready_blocking and self.free > self.reserved_places:
+        if self._blocking_next and self._ready_blocking and self.free > self._places.kept_free:
             self._pool.start(1)
             self._blocking_next = False
         if self._ready:
-            reserved = self.reserved_places
-            while self._ready and self.free > reserved and not self._stopping.is_set():
+            kept_free = self._places.kept_free
+            while self._ready and self.free > kept_free and not self._stopping.is_set():
                 self._start_async(self._ready.popleft())
                 self._blocking_next = True
         if self._ready_blocking:
-            self._pool.start(self.free - self.reserved_places)
+            self._pool.start(self.free - self._places.kept_free)
 
     def _start_async(self, entry: InFlight) -> None:
         if not entry.can_start():
@@ -158,7 +134,7 @@ class Dispatcher:
         """
         if all(_oldest(queue) > since for queue in (*self._ready, *self._ready_blocking)):
             return False
-        self._prefetch.slow_down()
+        self._places.slow_down()
         self.return_unstarted(lambda entry: entry.since > since)
         return True
 
@@ -175,7 +151,7 @@ class Dispatcher:
             verdict = task.result()
         except BaseException as error:  # noqa: BLE001 - of a cancelled task, or a Ctrl-C that arrived inside it
             verdict = verdict_of(error)._replace(ran=True)
-        self._prefetch.handled += 1
+        self._places.count_handled()
         plain = verdict is HANDLED and entry.consumer.is_plain
         self._finish(entry, Settlement("ack", entry.delivery) if plain else self._choose_settlement(entry, verdict))
         self.dispatch()
@@ -194,10 +170,11 @@ class Dispatcher:
 
     def _others_wait(self) -> bool:
         """Return True if a thread that ended a job must give its place to an async handler or to a starving topic."""
-        # Not `reserved_places`: the event loop does not count the room of the ended job yet.
-        return self.free < self.fetching + self.starving or (bool(self._ready) and self.free <= 0)
+        # Not `kept_free`: the event loop does not count the room of the ended job yet.
+        return self.free < self._places.starving or (bool(self._ready) and self.free <= 0)
 
     def _on_threads_finished(self, ended: list[tuple[InFlight, Verdict[Any] | None]]) -> None:
+        self.to_settle.set()  # before a place is freed: the settlement fetches the next before the line does
         plain: TopicConsumer | None = None  # the last one that `is_plain`, which costs a call
         for entry, verdict in ended:
             if self._abandoned and entry in self._abandoned:
@@ -206,32 +183,28 @@ class Dispatcher:
             if verdict is HANDLED and (consumer is plain or consumer.is_plain):
                 plain = consumer
                 self.finished.append((entry, Settlement("ack", entry.delivery)))
-                self._prefetch.handled += 1
-                self.held -= 1
-                consumer.held -= 1
+                self._places.count_handled()
+                self._places.free(consumer.places)
             elif verdict is None:
                 self._skip(entry)
             else:
                 plain = None  # an outage of its downstream may begin here
                 self._on_thread_verdict(entry, verdict)
-        self.to_settle.set()
-        self.freed.set()
 
     def _on_thread_verdict(self, entry: InFlight, verdict: Verdict[Any]) -> None:
         value = verdict.value
         if value is not None and inspect.isawaitable(value):  # a plain function that returned a coroutine
             self._start_task(entry, build_run_async(partial(_await, value), self._context.namespace))
         else:
-            self._prefetch.handled += 1
+            self._places.count_handled()
             self._finish(entry, self._choose_settlement(entry, judge_partial_failure(verdict)))
 
     # -- ended deliveries ---------------------------------------------------------------------------------------------
 
     def _finish(self, entry: InFlight, settlement: Settlement) -> None:
         self.finished.append((entry, settlement))
-        self._free_place(entry)
-        self.to_settle.set()
-        self.freed.set()
+        self.to_settle.set()  # before the place is freed: the settlement fetches the next before the line does
+        self._places.free(entry.consumer.places)
 
     def _skip(self, entry: InFlight) -> None:
         """Do not start a delivery whose lease is lost or has nearly ended."""
@@ -248,12 +221,7 @@ class Dispatcher:
     def _drop(self, entry: InFlight) -> None:
         """Leave a delivery to the expiry of its lease."""
         entry.consumer.drop([entry])
-        self._free_place(entry)
-        self.freed.set()
-
-    def _free_place(self, entry: InFlight) -> None:
-        self.held -= 1
-        entry.consumer.held -= 1
+        self._places.free(entry.consumer.places)
 
     def _choose_settlement(self, entry: InFlight, verdict: Verdict[Any]) -> Settlement:
         delivery, error = entry.delivery, verdict.error

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from math import ceil
 from typing import Any, Protocol, Self
 
 from idemgate.core.clock import monotonic
@@ -24,9 +23,9 @@ from idemgate.worker.cron import CronScheduler
 from idemgate.worker.dispatcher import Dispatcher
 from idemgate.worker.forwarder import Forwarder
 from idemgate.worker.loop import StoreOutage, run_loop
+from idemgate.worker.places import MAX_HOLD, Places
 from idemgate.worker.policies import PolicyFollower
 from idemgate.worker.poller import Poller
-from idemgate.worker.prefetch import MAX_HOLD, Prefetch
 from idemgate.worker.unserved import select_topics, warn_about_unserved
 
 __all__ = ["Worker"]
@@ -86,7 +85,8 @@ class Worker:
         self.context = gate.context
         self._topics = gate.topics
         self.concurrency = check_int("concurrency", concurrency, 1)
-        self._prefetch = Prefetch(concurrency, None if prefetch is None else check_int("prefetch", prefetch, 0))
+        self._prefetch = None if prefetch is None else check_int("prefetch", prefetch, 0)
+        self._places = Places(concurrency, self._prefetch)
         self.grace = milliseconds(grace, "grace", zero=True) / 1000
         self.membership = resolve_membership(gate, membership, grace)
         self._asked = topics
@@ -162,7 +162,7 @@ class Worker:
     @property
     def prefetch(self) -> int:
         """The current number of deliveries to hold beyond those that run."""
-        return self._prefetch.size
+        return self._places.prefetch
 
     def _serves(self, topic: str | None) -> bool:
         """Return True if this worker serves a topic of this name that is declared before its start."""
@@ -176,9 +176,8 @@ class Worker:
         self._consumers = []
         self._background: list[Forwarder | CronScheduler | PolicyFollower] = []
         self._coordinator: SlotCoordinator | None = None
-        self._prefetch.reset()
-        self._dispatcher = Dispatcher(self.context, self.concurrency, self._prefetch, self._stop_event)
-        self._line: dict[TopicConsumer, None] = {}  # topics that wait for room
+        self._places = Places(self.concurrency, self._prefetch)
+        self._dispatcher = Dispatcher(self.context, self.concurrency, self._places, self._stop_event)
         self._settlements: set[asyncio.Task[None]] = set()
         self._drained = False
         self._clock_moved = asyncio.Event()
@@ -230,7 +229,7 @@ class Worker:
         for source in self._background:
             step = partial(self._run_background, source)
             yield asyncio.create_task(run_loop(source, step, self._stop_event, outage))
-        if self._prefetch.is_adaptive:
+        if self._places.is_adaptive:
             yield asyncio.create_task(self._return_stale())
 
     async def _fetch_and_dispatch(self, consumer: TopicConsumer) -> None:
@@ -249,7 +248,7 @@ class Worker:
             dispatcher.to_settle.clear()
             for task in [task for task in self._settlements if task.done()]:
                 self._settlements.discard(task)
-                dispatcher.freed.set()
+                self._places.freed.set()
                 task.result()
             if not self._settlements or len(dispatcher.finished) >= BATCH:
                 self._start_settlements()
@@ -310,59 +309,24 @@ class Worker:
             consumer.wake.clear()
             await consumer.wake.wait()  # until a delivery of this topic is settled
             return 0
-        starving = consumer.held == 0
-        self._line[consumer] = None
-        self._dispatcher.starving += starving
-        try:
+        places = self._places
+        with places.wait_in_line(consumer.places):
             while not self._stop_event.is_set() and consumer.room(1) > 0:
                 enough = self._settlements and len(self._dispatcher.waiting(consumer)) > self._dispatcher.free
-                if not enough and (room := self._share(consumer)) > 0:
+                if not enough and (room := places.share(consumer.places)) > 0:
                     return room
-                self._dispatcher.freed.clear()
-                await self._dispatcher.freed.wait()
-            return 0
-        finally:
-            del self._line[consumer]
-            self._dispatcher.starving -= starving
-            self._dispatcher.freed.set()  # those behind it in the line may go on
+                places.freed.clear()
+                await places.freed.wait()
+        return 0
 
     async def _fetch(self, consumer: TopicConsumer, room: int) -> None:
         """Take at most `room` deliveries and queue them for the dispatcher."""
-        dispatcher, starving = self._dispatcher, consumer.held == 0
-        dispatcher.requested += room  # all topics share the room
-        consumer.requested += room
-        dispatcher.fetching += starving
         try:
-            dispatcher.add(consumer, await consumer.take(room))
+            with self._places.fetch(consumer.places, room):
+                self._dispatcher.add(consumer, await consumer.take(room))
         finally:
-            dispatcher.requested -= room
-            consumer.requested -= room
-            dispatcher.fetching -= starving
-            dispatcher.freed.set()
             self._release_slots()
-            dispatcher.dispatch()
-
-    def _share(self, consumer: TopicConsumer) -> int:
-        """Return how many deliveries of the topic to fetch now. Never more than 0 while others have to go first.
-
-        Free places go first to the waiting topic that holds the fewest deliveries, then to the one whose last fetch is
-        the longest ago.
-        While others wait, no topic exceeds an equal share. So a topic with slow handlers cannot refill all places.
-        """
-        capacity = self.concurrency + self._prefetch.update()
-        room = self._dispatcher.room
-        if others := [other for other in self._line if other is not consumer]:
-            room = min(room - self._count_before(consumer), ceil(capacity / (1 + len(others))) - consumer.held)
-        return min(room, consumer.room(room))
-
-    def _count_before(self, consumer: TopicConsumer) -> int:
-        """Return how many topics in the line come before this one."""
-        ahead, count = consumer in self._line, 0
-        for other in self._line:
-            ahead = ahead and other is not consumer
-            difference = other.held - consumer.held or other.last_fetch - consumer.last_fetch
-            count += other is not consumer and (difference < 0 or (difference == 0 and ahead))
-        return count
+            self._dispatcher.dispatch()
 
     # -- settling -----------------------------------------------------------------------------------------------------
 
@@ -372,9 +336,8 @@ class Worker:
             by_consumer[pair[0].consumer].append(pair)
         self._dispatcher.finished = []
         for consumer, finished in by_consumer.items():
-            room = 0 if self._stop_event.is_set() else max(0, self._share(consumer))
-            self._dispatcher.requested += room
-            consumer.requested += room
+            room = 0 if self._stop_event.is_set() else max(0, self._places.share(consumer.places))
+            self._places.reserve(consumer.places, room)
             task = asyncio.create_task(self._settle_and_fetch(consumer, finished, room))
             self._settlements.add(task)
             task.add_done_callback(lambda _: self._dispatcher.to_settle.set())
@@ -383,8 +346,7 @@ class Worker:
         try:
             self._dispatcher.add(consumer, await consumer.settle(finished, room))
         finally:
-            self._dispatcher.requested -= room
-            consumer.requested -= room
+            self._places.release(consumer.places, room)
             if consumer.limiter is not None or consumer.downstream.failures:
                 consumer.wake.set()  # the loop may wait for what was requested in vain
         if self._stop_event.is_set():
@@ -431,7 +393,7 @@ class Worker:
         dispatcher, end = self._dispatcher, monotonic() + self.grace
         self._log_stopping()
         self._wake_all()
-        dispatcher.freed.set()
+        self._places.freed.set()
         # Not cancelled: the deliveries of a take under way must be returned, or they would wait for their leases.
         await self._wait_until_done(loops, self.grace)
         for task in loops:

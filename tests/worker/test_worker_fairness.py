@@ -55,8 +55,8 @@ def waits_or_is_held(worker: Worker, name: str) -> Callable[[], bool]:
     """Return a check that the worker holds a delivery of the topic, or waits for room to fetch one that is known."""
 
     def check() -> bool:
-        waiting = [one.topic.name for one in worker._line if one.poller.has_work(0)]
-        return name in waiting or any(one.topic.name == name and one.held for one in worker._consumers)
+        one = next(one for one in worker._consumers if one.topic.name == name)
+        return bool(one.places.held) or (one.places in worker._places.line and one.poller.has_work(0))
 
     return check
 

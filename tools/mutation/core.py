@@ -70,6 +70,7 @@ class Modules(Judge[Edit]):
                 "guard/test_batches",
                 "guard/test_blocks",
                 "worker/test_worker",
+                "worker/test_worker_fairness",
                 "worker/test_worker_limits",
                 "store/test_durability",
             ]

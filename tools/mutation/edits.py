@@ -23,7 +23,7 @@ PURE = (
     "guard/attempt", "guard/claims", "guard/record", "store/durability", "subscribers/expiry/glob",
     "subscribers/expiry/rules", "topics/batching", "topics/calls", "topics/cron",
     "topics/dead_letters", "topics/merge", "topics/messages", "topics/partial", "topics/limits", "topics/policy",
-    "topics/registry", "topics/reshard", "worker/clock_offset", "worker/prefetch", "cli/acl_rules",
+    "topics/registry", "topics/reshard", "worker/clock_offset", "worker/places", "cli/acl_rules",
 )  # fmt: skip
 """Modules that decide and do no I/O."""
 COMPARED = {

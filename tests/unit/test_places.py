@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from idemgate.worker.prefetch import SLOW, PrefetchState, adjust, initial_state
+from idemgate.worker.places import SLOW, PrefetchState, adjust, initial_state
 
 
 @pytest.mark.parametrize(("concurrency", "held"), [(1, 1), (4, 1), (32, 8), (400, 100)])
