@@ -18,7 +18,7 @@ import redis
 from idemgate.lua import script
 from tests.conftest import FAULTS
 
-__all__ = ["Search", "Step", "Violation", "broken", "choose_depth", "frozen"]
+__all__ = ["Search", "Step", "Violation", "choose_depth", "frozen"]
 
 
 def choose_depth(usual: int, slow: int, reliability: int) -> pytest.MarkDecorator:
@@ -147,15 +147,6 @@ class Search(ABC, Generic[S, T]):
         if name not in self.shas:
             self.shas[name] = self.raw.script_load(self.scripts.get(name) or script(name).text.decode())
         return self.shas[name]
-
-
-def broken(name: str, changes: Mapping[str, str]) -> dict[str, str]:
-    """A script with faults put into it: `scripts` of a search. `changes`: what is there -> what is instead."""
-    text = script(name).text.decode()
-    for before, after in changes.items():
-        assert before in text
-        text = text.replace(before, after)
-    return {name: text}
 
 
 def frozen(value: Any) -> Any:

@@ -3,6 +3,8 @@
 A line `--- @include "lib/x"` is replaced by that file, at most once per script (the idea is BullMQ's). Indented lines
 include files for the function around them, each at most once. Then the functions of these files are created only when
 that function runs. Creating one costs about as much as querying a key.
+
+A marker at the end of a line, `-- fault: name`, says that a test puts a fault there. No server gets it.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ import re
 from functools import cache
 from pathlib import Path
 
-__all__ = ["Script", "commands", "name_of", "names", "script", "source"]
+__all__ = ["Script", "commands", "expand", "name_of", "names", "script", "source"]
 
 _DIRECTORY = Path(__file__).parent  # importing importlib.resources costs more than the rest of this package
 _CALL = re.compile(rb'redis\.p?call\("([A-Z]+(?:", "[A-Z]+)?)"')
 _INCLUDE = re.compile(r'--- @include "([a-z_/]+)"\n')
 _INCLUDES = re.compile(r'(?:^--- @include "[a-z_/]+"\n)+|(?:^ +--- @include "[a-z_/]+"\n)+', re.MULTILINE)
+_MARKER = re.compile(" -- fault: .+")
 
 
 class Script:
@@ -46,14 +49,17 @@ def names() -> list[str]:
     return sorted(f"{folder.name}/{file.name[:-4]}" for folder in folders for file in folder.iterdir())
 
 
-def _expand(name: str, seen: set[str]) -> str:
+def expand(name: str, seen: set[str] | None = None) -> str:
+    """Return a script with its includes and markers. `seen`: files that it has already."""
+    seen = {name} if seen is None else seen
+
     def include(block: re.Match[str]) -> str:
         scope = seen.copy() if block[0].startswith(" ") else seen
         files = list[str]()
         for included in _INCLUDE.findall(block[0]):
             if included not in scope:
                 scope.add(included)
-                files.append(_expand(included, scope))
+                files.append(expand(included, scope))
         return "".join(files)
 
     return _INCLUDES.sub(include, source(name))
@@ -62,7 +68,7 @@ def _expand(name: str, seen: set[str]) -> str:
 @cache
 def script(name: str) -> Script:
     """Return the script with that name. It is expanded and hashed once per process."""
-    found = Script(name, _expand(name, {name}))
+    found = Script(name, _MARKER.sub("", expand(name)))
     _names[found.sha] = name
     return found
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.guard.test_model import Model, Stored
 
-__all__ = ["UNKNOWN", "Operation", "linearizable"]
+__all__ = ["SPOILT", "UNKNOWN", "Operation", "linearizable"]
 
 UNKNOWN = object()
 """The answer of an operation whose caller gave up: it may take effect at any time from its call on, or never."""
@@ -77,3 +77,25 @@ def _after(state: Stored, one: Operation) -> Stored | None:
     perform: Callable[..., Any] = model.looks if one.verb == "inspect" else getattr(model, one.verb)
     answer = perform(one.us, *one.arguments)
     return model.key if one.answer is UNKNOWN or answer == one.answer else None
+
+
+SPOILT = [
+    ("guard/claim", "a claim does not look at the lease"),
+    ("guard/claim", "a claim does not know its copies"),
+    ("guard/complete", "anybody completes"),
+    ("guard/release", "anybody gives back"),
+    ("guard/renew", "a former owner beats"),
+    ("guard/claim", "tokens do not rise"),
+    ("guard/forget", "what came since is forgotten"),
+    ("guard/forget", "what is live is forgotten"),
+    ("guard/resolve", "what came since is decided"),
+    ("guard/resolve", "what is live is decided"),
+    ("guard/resolve", "a decision has no owner"),
+    ("guard/checkpoint", "a former owner notes"),
+    ("guard/claim", "a lost lease is not counted"),
+    ("guard/complete", "a completion does not know its copies"),
+    ("guard/release", "giving back does not know its copies"),
+    ("guard/forget", "forgetting does not know its copies"),
+    ("guard/resolve", "deciding does not know its copies"),
+]
+"""Scripts, and a fault of each that a history shows."""

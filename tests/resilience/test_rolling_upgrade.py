@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import pytest
 import idemgate
 from idemgate import Gate
 from tests.cluster import wait_for
+from tests.faults import spoil
 from tests.resilience.mixed import CLAIMED, GUARDED
 
 PROGRAM = Path(__file__).with_name("mixed.py")
@@ -37,17 +37,14 @@ def other(tmp_path: Path) -> Path:
     made = tmp_path / "other" / "idemgate"
     shutil.copytree(THIS / "idemgate", made, ignore=shutil.ignore_patterns("__pycache__"))
     for file in (made / "lua").rglob("*.lua"):
-        changed(file, r"\Z", "-- of another version\n")
-    changed(made / "lua" / "lib" / "record" / "format.lua", r'if kind ~= "" and', "if false and")
-    counters = made / "lua" / "lib" / "slot" / "counters.lua"
-    changed(counters, r"(?=  for name, n in pairs)", "  done.of_another_version = 1\n")
+        file.write_text(f"{file.read_text(encoding='utf-8')}-- of another version\n", encoding="utf-8")
+    spoil_file(made / "lua/lib/record/format.lua", "the long form says all")
+    spoil_file(made / "lua/lib/slot/counters.lua", "there is another counter")
     return made.parent
 
 
-def changed(file: Path, pattern: str, text: str) -> None:
-    new, times = re.subn(pattern, text, file.read_text(encoding="utf-8"))
-    assert times == 1, f"{file} has changed: {pattern}"
-    file.write_text(new, encoding="utf-8")
+def spoil_file(file: Path, fault: str) -> None:
+    file.write_text(spoil(file.read_text(encoding="utf-8"), fault), encoding="utf-8")
 
 
 class Process:

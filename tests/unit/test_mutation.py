@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -51,8 +52,42 @@ def test_what_is_changed_in_core_can_be_sampled() -> None:
 
 
 def test_each_change_that_is_explained_can_be_made() -> None:
-    possible = {(one.file, one.change) for one in [*mutation._mutants(), *mutation._edits()]}
-    assert {*mutation.explained()} - possible == set()
+    possible = Counter((one.file, one.name) for one in mutation._all())
+    assert {found: possible[found] for found in mutation.explained() if possible[found] != 1} == {}
+    assert {*possible.values()} == {1}
+
+
+def test_each_reason_is_read() -> None:
+    lines = mutation.SURVIVORS.read_text().splitlines()
+    assert all(mutation.explained().values())
+    assert len(mutation.explained()) == sum(line.startswith("- ") for line in lines)
+
+
+def test_a_change_has_a_number_only_among_several() -> None:
+    found = [("f", "<", 1), ("f", "+", 2), ("g", "<", 3), ("f", "<", 4)]
+    assert [*operators.named(found)] == [("`f` `<` 1", 1), ("`f` `+`", 2), ("`g` `<`", 3), ("`f` `<` 2", 4)]
+
+
+def test_a_change_is_named_by_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+local a = 0
+local function f(x)
+  local function g()
+    x = x + y
+  end
+  return x and g()
+end
+f(true)
+"""
+    monkeypatch.setattr(lua, "source", lambda file: text)
+    assert [(one.line, one.name) for one in operators.mutants("a/script")] == [
+        (2, "`-` `0`"),
+        (5, "`f.g` `+`"),
+        (5, "`f.g` `assign x`"),
+        (7, "`f` `and`"),
+        (9, "`-` `true`"),
+        (9, "`-` `call f`"),
+    ]
 
 
 def test_the_place_of_a_line_is_no_other_branch() -> None:

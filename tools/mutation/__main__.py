@@ -4,6 +4,7 @@
     poe mutation --all                          all mutants of the scripts
     poe mutation --only topics/take:120         the mutants of a line, or of a file
     poe mutation --core --sample 400            mutants of the pure Python modules, without those of messages
+    poe mutation --names topics/take            what names the mutants of a file
 
 A mutant that survives needs a test, or a reason in `tools/mutation/survivors.md`. Survivors without a reason are
 printed, and the exit status is 1. `--record` writes the figures into docs/reliability.md.
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import sys
 import time
 from collections import Counter, defaultdict
@@ -35,19 +35,20 @@ class Tried(NamedTuple):
     """A mutant and its outcome: killed, timeout, survived or discarded."""
 
     file: str
-    change: str
+    name: str
     outcome: str
     told: str
 
 
 def explained() -> dict[tuple[str, str], str]:
-    """Return the reasons of survivors.md by file and change."""
+    """Return the reasons of survivors.md by file and name of a mutant."""
     found, file = dict[tuple[str, str], str](), ""
     for line in SURVIVORS.read_text().splitlines():
         if line.startswith("## "):
             file = line.removeprefix("## ").strip("`")
-        elif entry := re.match(r"- `` ?(.+?) ?``: (.+)$", line):
-            found[file, entry[1]] = entry[2]
+        elif line.startswith("- "):
+            name, _, reason = line.removeprefix("- ").partition(": ")
+            found[file, name] = reason
     return found
 
 
@@ -72,7 +73,7 @@ def tried(options: argparse.Namespace) -> tuple[list[Tried], int]:
     if rest and options.minutes > 0:
         judging.judged(made)
     verdicts = former | made.verdicts
-    return [Tried(one.file, one.change, verdict.outcome, str(one)) for one, verdict in verdicts.items()], len(every)
+    return [Tried(one.file, one.name, verdict.outcome, str(one)) for one, verdict in verdicts.items()], len(every)
 
 
 def _mutants() -> list[Any]:
@@ -81,6 +82,10 @@ def _mutants() -> list[Any]:
 
 def _edits() -> list[Any]:
     return [one for file in edits.files() for one in edits.edits(file)]
+
+
+def _all() -> list[Any]:
+    return [*_mutants(), *_edits()]
 
 
 def _known(file: Path | None) -> dict[str, judging.Verdict]:
@@ -96,7 +101,7 @@ def _under(told: str, only: str) -> bool:
 def summary(found: Iterable[Tried], known: Mapping[tuple[str, str], str], every: int) -> dict[str, int]:
     """Return the figures of a run. Equivalent mutants survived and have a reason."""
     count = Counter(
-        "equivalent" if one.outcome == "survived" and (one.file, one.change) in known else one.outcome for one in found
+        "equivalent" if one.outcome == "survived" and (one.file, one.name) in known else one.outcome for one in found
     )
     return {name: count[name] for name in ("killed", "timeout", "equivalent", "survived", "discarded")} | {"of": every}
 
@@ -118,7 +123,7 @@ def by_file(found: Iterable[Tried], known: Mapping[tuple[str, str], str]) -> Ite
     """Yield a line for each file: how many of its mutants without a reason the tests noticed."""
     files = defaultdict[str, list[bool]](list)
     for one in found:
-        if one.outcome != "discarded" and (one.outcome != "survived" or (one.file, one.change) not in known):
+        if one.outcome != "discarded" and (one.outcome != "survived" or (one.file, one.name) not in known):
             files[one.file].append(one.outcome != "survived")
     for file, noticed in sorted(files.items()):
         yield f"{file:20}{sum(noticed):5} of {len(noticed):4} {100 * sum(noticed) / len(noticed):6.1f} %"
@@ -126,13 +131,18 @@ def by_file(found: Iterable[Tried], known: Mapping[tuple[str, str], str]) -> Ite
 
 def main() -> int:
     options = _parser().parse_args()
+    if options.names:
+        print(*(f"{one.line}: {one.name}: {one.change}" for one in _all() if one.file == options.names), sep="\n")
+        return 0
     found, every = tried(options)
     known = explained()
     figures = summary(found, known, every)
     print(*by_file(found, known), sep="\n")
     for one in found:
-        if one.outcome == "survived" and (one.file, one.change) not in known:
-            print(f"\nSURVIVED {one.told}\n- `` {one.change} ``: ")
+        if one.outcome == "survived" and (one.file, one.name) not in known:
+            print(f"\nSURVIVED {one.told}\n- {one.name}: ")
+        elif one.outcome == "killed" and (one.file, one.name) in known:
+            print(f"\nKILLED although {SURVIVORS.name} has a reason: {one.told}\n- {one.name}")
     print(", ".join(f"{name} {value}" for name, value in figures.items()), f"(seed {options.seed})")
     if options.record:
         fault = "a pure module" if options.core else "a script"
@@ -148,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     many.add_argument("--sample", type=int, default=0, metavar="N", help="try N mutants, chosen at random")
     many.add_argument("--all", action="store_true", help="try all mutants")
     many.add_argument("--only", action="append", metavar="FILE[:LINE]", help="try the mutants of a file or a line")
+    many.add_argument("--names", metavar="FILE", help="list the names of the mutants of a file")
     parser.add_argument("--core", action="store_true", help="change the pure modules instead of the scripts")
     parser.add_argument("--seed", type=int, default=1, help="seed of the sample (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="mutants tried at the same time (default: %(default)s)")

@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.mutation.operators import named
+
 __all__ = ["Edit", "edits", "files", "text"]
 
 PACKAGE = Path(__file__).parents[2] / "idemgate"
@@ -55,6 +57,8 @@ class Edit(NamedTuple):
     instead: str
     inside: bool
     """Within the body of a function."""
+    name: str = ""
+    """What names it in its file when lines come and go (`named`)."""
 
     @property
     def source(self) -> str:
@@ -64,7 +68,6 @@ class Edit(NamedTuple):
 
     @property
     def change(self) -> str:
-        """What names it even when lines above it come and go."""
         before = text(self.file).encode()
         first = before.rfind(b"\n", 0, self.begin) + 1
         last = before.find(b"\n", self.end)
@@ -92,7 +95,29 @@ def text(file: str) -> str:
 
 def edits(file: str) -> list[Edit]:
     """All of a file, once each."""
-    return list(dict.fromkeys(_Reader(file).found()))
+    found = {edit: scope for scope, edit in _Reader(file).found()}
+    return [
+        edit._replace(name=name)
+        for name, edit in named((scope or "-", _operator(edit), edit) for edit, scope in found.items())
+    ]
+
+
+def _operator(edit: Edit) -> str:
+    """Return the operator, or the value before and after, or what is not done."""
+    before = text(edit.file).encode()[edit.begin : edit.end].decode()
+    if edit.instead.strip() == "pass":
+        return f"no {re.split(r' = |[(:]', before)[0]}"
+    signs = re.sub(r"[()\\\s]", "", before)
+    for sign, other in (*COMPARED.values(), *COUNTED.values(), ("and", "or"), ("or", "and")):
+        if signs == sign.replace(" ", "") and edit.instead == before.replace(sign, other, 1):
+            return sign
+    instead = edit.instead.strip().removeprefix("(").removesuffix("\n)").strip() if "\n" in before else edit.instead
+    if instead in ("True", "False", "None") and before not in ("True", "False"):
+        return f"-> {instead}"
+    if before.removeprefix("not").strip() == instead.strip():
+        return "not"
+    short = len(before) <= 12 and "`" not in before and "\n" not in before
+    return f"{before if short else '...'} -> {instead}"
 
 
 class _Reader:
@@ -102,18 +127,20 @@ class _Reader:
         lines = self.code.splitlines(keepends=True)
         self.starts = [sum(map(len, lines[:n])) for n in range(len(lines) + 1)]
 
-    def found(self) -> Iterator[Edit]:
-        yield from self._walk(ast.parse(self.code), False)
+    def found(self) -> Iterator[tuple[str, Edit]]:
+        """Yield each edit, and the name of the function, class or constant that it changes."""
+        yield from self._walk(ast.parse(self.code), False, "")
 
-    def _walk(self, node: ast.AST, inside: bool) -> Iterator[Edit]:
+    def _walk(self, node: ast.AST, inside: bool, scope: str) -> Iterator[tuple[str, Edit]]:
+        scope = _scope(node, inside, scope)
         for begin, end, instead in self._changes(node):
             line = next(n for n, start in enumerate(self.starts) if start > begin)
-            yield Edit(self.file, line, begin, end, instead, inside)
+            yield scope, Edit(self.file, line, begin, end, instead, inside)
         for name, value in ast.iter_fields(node):
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST) and not _worded(node, name, child):
                     function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-                    yield from self._walk(child, inside or (function and name == "body"))
+                    yield from self._walk(child, inside or (function and name == "body"), scope)
 
     def _changes(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
         match node:
@@ -192,6 +219,16 @@ class _Reader:
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return self.starts[node.lineno - 1] + node.col_offset, self.starts[node.end_lineno - 1] + node.end_col_offset
+
+
+def _scope(node: ast.AST, inside: bool, outer: str) -> str:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return f"{outer}.{name}".lstrip(".")
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)) if not inside:
+            return f"{outer}.{name}".lstrip(".")
+        case _:
+            return outer
 
 
 def _worded(parent: ast.AST, field: str, child: ast.AST) -> bool:

@@ -129,7 +129,7 @@ def _replace(sources: Mapping[str, str], whole: Callable[[str], str] = str) -> N
     lua.source = lambda name: sources.get(name) or read(name)
     for name in lua.names():
         known = lua.script(name)
-        changed = lua.Script(name, whole(lua._expand(name, {name})))
+        changed = lua.Script(name, whole(lua.expand(name)))
         known.text, known.sha = changed.text, changed.sha
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from idemgate import lua
 
-__all__ = ["Mutant", "files", "mutants", "sampled"]
+__all__ = ["Mutant", "files", "mutants", "named", "sampled"]
+
+T = TypeVar("T")
 
 FOLDER = Path(lua.__file__).parent
 ROOMS = ("guard", "dedup", "topics", "reshard", "members", "lib")
@@ -39,31 +42,32 @@ RULES: list[tuple[str, str, str]] = [
     ("1", r"(?<![\w.\"%\[\\])1(?![\w.\"%\]])", "0"),
     ("true", r"\btrue\b", "false"),
     ("false", r"\bfalse\b", "true"),
-    ("if", r"(?<=\bif ).+(?= then$)", "true"),
-    ("if not", r"(?<=\bif ).+(?= then$)", "false"),
+    ("if true", r"(?<=\bif ).+(?= then$)", "true"),
+    ("if false", r"(?<=\bif ).+(?= then$)", "false"),
     ("min", r"math\.min", "math.max"),
     ("max", r"math\.max", "math.min"),
-    ("key", r"\bK\.scheduled\b", "K.ready"),
-    ("key", r"\bK\.messages\b", "K.next"),
-    ("key", r"\bK\.next\b", "K.messages"),
-    ("key", r"\bK\.inflight\b", "K.messages"),
+    ("K.scheduled", r"\bK\.scheduled\b", "K.ready"),
+    ("K.messages", r"\bK\.messages\b", "K.next"),
+    ("K.next", r"\bK\.next\b", "K.messages"),
+    ("K.inflight", r"\bK\.inflight\b", "K.messages"),
     ("call", r"^(?=\s*redis\.p?call\(.*\)$)\s*redis.*$", ""),
     ("call", r"^\s*(?!function\b)[a-z_]+\((?:[^()]|\([^()]*\))*\)$", ""),
     ("assign", r"^(?!\s*(?:local|return|if|for|while|elseif)\b)[\w.\[\], #+]+ = [^{}]+[^,{(]$", ""),
 ]
 """Name, what is found in a line of code, and what stands there instead."""
+FUNCTION = re.compile(r"^( *)local function (\w+)")
 
 
 class Mutant(NamedTuple):
     file: str
     line: int
-    rule: str
+    name: str
+    """What names it in its file when lines come and go: `named`."""
     text: str
     was: str
 
     @property
     def change(self) -> str:
-        """What names it even when lines above it come and go."""
         return f"{self.was.strip()} -> {self.text.strip() or '(nothing)'}"
 
     @property
@@ -83,19 +87,47 @@ def files() -> list[str]:
     )
 
 
-def mutants(file: str) -> Iterator[Mutant]:
+def mutants(file: str) -> list[Mutant]:
     """All of a file; two rules that come to the same are one."""
-    found: set[tuple[int, str]] = set()
+    return [Mutant(file, line, name, text, was) for name, (line, text, was) in named(_changes(file))]
+
+
+def named(found: Iterable[tuple[str, str, T]]) -> Iterator[tuple[str, T]]:
+    """Name changes by function and operator, and by a number where a function has several of that operator."""
+    found = list(found)
+    several = Counter((function, operator) for function, operator, _ in found)
+    seen = Counter[tuple[str, str]]()
+    for function, operator, change in found:
+        seen[function, operator] += 1
+        number = f" {seen[function, operator]}" if several[function, operator] > 1 else ""
+        yield f"`{function}` `{operator}`{number}", change
+
+
+def _changes(file: str) -> Iterator[tuple[str, str, tuple[int, str, str]]]:
+    """Yield the function, the operator and the line before and after each change."""
+    found, functions = set[tuple[int, str]](), list[tuple[int, str]]()
     for number, line in enumerate(lua.source(file).splitlines(), 1):
         code = line.partition(" -- ")[0]
-        if code.lstrip().startswith("--"):
+        if not code.strip() or code.lstrip().startswith("--"):
             continue
-        for rule, pattern, instead in RULES:
+        indent = len(code) - len(code.lstrip())
+        functions = [one for one in functions if one[0] < indent or code.strip().startswith("end")]
+        for operator, pattern, instead in RULES:
             for match in re.finditer(pattern, code):
                 changed = code[: match.start()] + instead + code[match.end() :]
                 if changed != code and (number, changed) not in found:
                     found.add((number, changed))
-                    yield Mutant(file, number, rule, changed, code)
+                    name = ".".join(one for _, one in functions) or "-"
+                    yield name, _exact(operator, code), (number, changed, code)
+        if begun := FUNCTION.match(code):
+            functions.append((len(begun[1]), begun[2]))
+
+
+def _exact(operator: str, code: str) -> str:
+    """Name what is called or assigned, too."""
+    if operator == "call":
+        return "call " + (re.findall(r'"([A-Z]+)"', code) or re.findall(r"\w+", code))[0]
+    return f"assign {code.partition(' = ')[0].strip()}" if operator == "assign" else operator
 
 
 def sampled(found: Sequence[Mutant], n: int, seed: int) -> list[Mutant]:

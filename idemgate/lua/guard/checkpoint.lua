@@ -12,7 +12,7 @@ local r, problem = read_record(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
-if r.state ~= "p" or r.owner ~= token then
+if r.state ~= "p" or r.owner ~= token then -- fault: note-owner
   return { "lost", now_ms }
 end
 r.data = ARGV[3]

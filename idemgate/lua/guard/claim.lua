@@ -24,18 +24,18 @@ repeat
   local key, token, answer = KEYS[i], ARGV[i + 4], nil
   local state, kind, owner, last, attempts, taken, ends, since, known, data, lease, held, waited, cancelled, failure = unpack_record(redis.pcall("GET", key))
   local running = state == "p"
-  if not running and state and ends <= now_ms then
+  if not running and state and ends <= now_ms then -- fault: record-lasts
     state, kind, attempts, taken, data, failure = "absent", "", 0, 0, "", nil
   end
   if not state then
     answer = { "foreign", now_ms, kind }
-  elseif kind ~= "" then
+  elseif kind ~= "" then -- fault: done-again
     if known == print then
       answer = struct.pack(">c1c1I8I4I8", "d", kind, last, attempts, ends - now_ms) .. data
     else
       answer = { "reused", now_ms }
     end
-  elseif owner == token and state ~= "absent" then
+  elseif owner == token and state ~= "absent" then -- fault: claim-copy
     if running then
       answer = struct.pack(">c1I8I4I4", "s", last, attempts, taken) .. data
     else
@@ -48,24 +48,24 @@ repeat
       span, allowed, hold, wait = struct.unpack(">I6I4BB", ARGV[4])
     end
     local left = running and math.min(ends - now_ms, lease) or 0 -- as lib/lease_left: making the function costs each claim
-    if left > 0 then
+    if left > 0 then -- fault: lease-runs
       local later, wanted = now_ms + left, wait > 0 and 1 or waited
       if wanted ~= waited or later ~= ends then
         -- If the clock jumped back, the lease restarts from now.
         local again = pack_record(state, kind, owner, last, attempts, taken, later, since, known, data, lease, held, wanted, cancelled)
         redis.call("SET", key, again, "KEEPTTL")
       end
-      answer = { "busy", now_ms, left, attempts }
-    elseif running and held == 1 then
+      answer = { "busy", now_ms, left, attempts } -- fault: busy-until
+    elseif running and held == 1 then -- fault: vanished-owner
       answer = { "held", now_ms, attempts }
-    elseif failure and wait == 2 and known == print then
+    elseif failure and wait == 2 and known == print then -- fault: failure-shared
       answer = { "shared", now_ms, attempts, failure }
     elseif allowed > 0 and attempts >= allowed then
       answer = { "exhausted", now_ms, attempts }
     else
-      last, attempts, taken = fence(last, now_us), attempts + 1, running and taken + 1 or taken
+      last, attempts, taken = fence(last, now_us), attempts + 1, running and taken + 1 or taken -- fault: grant
       -- The first write is one that is refused when the server is out of memory: all or nothing.
-      local begun = pack_record("p", "", token, last, attempts, taken, now_ms + span, now_ms, print, data, span, hold, 0)
+      local begun = pack_record("p", "", token, last, attempts, taken, now_ms + span, now_ms, print, data, span, hold, 0) -- fault: begun
       redis.call("SET", key, begun, "PX", ARGV[3])
       answer = struct.pack(">c1I8I4I4", "s", last, attempts, taken) .. data
     end

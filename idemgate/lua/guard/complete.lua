@@ -20,16 +20,16 @@ repeat
   local granted = fence == tonumber(ARGV[at + 1])
   if not state then
     answer = { "foreign", now_ms, had }
-  elseif state == "p" and owner == ARGV[at] and granted then
+  elseif state == "p" and owner == ARGV[at] and granted then -- fault: completes
     if kept ~= ARGV[at + 2] then
       kept, span = ARGV[at + 2], tonumber(ARGV[at + 2])
     end
-    local done = pack_record(kind == "e" and "f" or "d", kind, "", fence, attempts, taken, now_ms + span, now_ms, print, ARGV[at + 3])
+    local done = pack_record(kind == "e" and "f" or "d", kind, "", fence, attempts, taken, now_ms + span, now_ms, print, ARGV[at + 3]) -- fault: done-record
     replace_record(key, done, kept, wrote)
     wrote = true
     notify_waiters(key, waited, owner)
     answer = "k"
-  elseif had ~= "" and owner == "" and granted then
+  elseif had ~= "" and owner == "" and granted then -- fault: completion-copy
     answer = "k"
   else
     answer = { "lost", now_ms }

@@ -19,22 +19,22 @@ if not r then
   return { "foreign", now_ms, problem }
 end
 local state = r.state
-if r.owner == request then
+if r.owner == request then -- fault: forget-copy
   return { "forgotten", now_ms }
 end
 if state == "absent" or (state ~= "p" and r.ends <= now_ms) then
   return { "absent", now_ms }
 end
-if r.fence ~= tonumber(ARGV[3]) or (state == "p") ~= (ARGV[5] == "1") then
+if r.fence ~= tonumber(ARGV[3]) or (state == "p") ~= (ARGV[5] == "1") then -- fault: forget-seen
   return { "changed", now_ms }
 end
-if state == "p" and ARGV[4] ~= "1" then
+if state == "p" and ARGV[4] ~= "1" then -- fault: forget-live
   local left = clamp_lease(key, r, now_ms)
   if left > 0 then
     return { "busy", now_ms, left, r.attempts }
   end
 end
 -- Its end is time 0, so readers find an expired record at any clock time.
-replace_record(key, pack_record("r", "", request, r.fence, 0, 0, 0, now_ms, "", ""), 60000)
+replace_record(key, pack_record("r", "", request, r.fence, 0, 0, 0, now_ms, "", ""), 60000) -- fault: forgotten
 notify_waiters(key, r.waited, r.owner)
 return { "forgotten", now_ms }

@@ -18,15 +18,15 @@ repeat
   local state, kind, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited = unpack_record(redis.pcall("GET", key))
   if not state then
     answer = { "foreign", now_ms, kind }
-  elseif state == "p" and owner == ARGV[at] then
-    local keep, failure = ARGV[at + 1], waited == 1 and ARGV[at + 2] or ""
+  elseif state == "p" and owner == ARGV[at] then -- fault: releases
+    local keep, failure = ARGV[at + 1], waited == 1 and ARGV[at + 2] or "" -- fault: failure-kept
     local shown = failure == "" and "" or print -- only callers with this payload get the failure
-    local released = pack_record("r", "", owner, fence, attempts - undone, taken, now_ms + tonumber(keep), now_ms, shown, failure .. data, #failure)
-    replace_record(key, released, keep, wrote)
+    local released = pack_record("r", "", owner, fence, attempts - undone, taken, now_ms + tonumber(keep), now_ms, shown, failure .. data, #failure) -- fault: released
+    replace_record(key, released, keep, wrote) -- fault: tombstone
     wrote = true
     notify_waiters(key, waited, owner)
     answer = { "ok", now_ms }
-  elseif state == "r" and owner == ARGV[at] then
+  elseif state == "r" and owner == ARGV[at] then -- fault: release-copy
     answer = { "ok", now_ms }
   else
     answer = { "lost", now_ms }

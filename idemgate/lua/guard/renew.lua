@@ -22,9 +22,9 @@ local r, problem = read_record(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
-if r.state ~= "p" or r.owner ~= token then
+if r.state ~= "p" or r.owner ~= token then -- fault: renew-owner
   return { "lost", now_ms }
 end
 r.ends, r.lease = now_ms + lease, lease
 replace_record(key, pack_record_table(r), record_ttl(r.held, lease + keep))
-return { r.cancelled == 1 and "cancelled" or "ok", now_ms }
+return { r.cancelled == 1 and "cancelled" or "ok", now_ms } -- fault: renewed

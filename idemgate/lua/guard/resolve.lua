@@ -27,24 +27,24 @@ local r, problem = read_record(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
-if r.owner == request then
+if r.owner == request then -- fault: resolve-copy
   return { "ok", now_ms }
 end
 if r.state ~= "p" then
   return { "absent", now_ms }
 end
-if r.fence ~= tonumber(ARGV[3]) then
+if r.fence ~= tonumber(ARGV[3]) then -- fault: resolve-seen
   return { "changed", now_ms }
 end
 local left = clamp_lease(key, r, now_ms)
-if left > 0 then
+if left > 0 then -- fault: resolve-live
   return { "busy", now_ms, left, r.attempts }
 end
 -- The request id replaces the dead owner's token, so that owner's later calls are answered "lost".
-local state, kind, data = "r", "", r.data
+local state, kind, data = "r", "", r.data -- fault: retry-allowed
 if ARGV[4] == "1" then
   state, kind, data = "d", ARGV[6], ARGV[7]
 end
-replace_record(key, pack_record_table(end_record(r, state, kind, request, now_ms + retention, now_ms, data)), retention)
+replace_record(key, pack_record_table(end_record(r, state, kind, request, now_ms + retention, now_ms, data)), retention) -- fault: resolved
 notify_waiters(key, r.waited, r.owner)
 return { "ok", now_ms }

@@ -34,7 +34,7 @@ if d then
 end
 if packed then
   local m, before = decode_message(packed), earliest_due(K)
-  unschedule(K, key, m)
+  unschedule(K, key, m) -- fault: cancel-scheduled
   redis.call("HDEL", hash, key)
   reopen_window(K, p, key)
   if not d then
@@ -45,6 +45,6 @@ if packed then
   store_result(K, p, key, m, "c", now_ms, running and running.serial)
 end
 if d then
-  redis.call("HSET", K.inflight, key, format_entry(d.token, d.due or running.due, true, running.count, running.group))
+  redis.call("HSET", K.inflight, key, format_entry(d.token, d.due or running.due, true, running.count, running.group)) -- fault: cancel-running
 end
 return remember_reply(K, ARGV[2], now_ms, { d and "in_flight" or "cancelled", now_ms })

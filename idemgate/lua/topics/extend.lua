@@ -36,7 +36,7 @@ local function steps()
     if entry and not d then
       return { "foreign", now_ms, corrupt_entry(K.inflight, keys[i]) }
     end
-    if d and d.token == tokens[i] then
+    if d and d.token == tokens[i] then -- fault: extend-token
       held[#held + 1] = keys[i]
       ends[#ends + 1] = lease_end
       ends[#ends + 1] = keys[i]
@@ -49,7 +49,7 @@ local function steps()
     -- ZREM comes first: a server without memory refuses a script whose first write is ZADD, and a lease must survive
     -- that.
     redis.call("ZREM", K.leases, unpack(held))
-    redis.call("ZADD", K.leases, unpack(ends))
+    redis.call("ZADD", K.leases, unpack(ends)) -- fault: extend-lease
     note_times(last, longest)
   end
   return reply

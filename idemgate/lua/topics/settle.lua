@@ -27,7 +27,7 @@ local function steps()
   if problem then
     return { "foreign", now_ms, problem }
   end
-  local known_reply = recall_reply(K, ARGV[2], now_ms)
+  local known_reply = recall_reply(K, ARGV[2], now_ms) -- fault: settle-copy
   if known_reply then
     return known_reply
   end

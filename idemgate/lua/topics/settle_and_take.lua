@@ -34,7 +34,7 @@ local problem, ended = validate_slot(K), nil
 if problem then
   return { "foreign", now_ms, problem }
 end
-local known_reply = recall_reply(K, ARGV[2], now_ms)
+local known_reply = recall_reply(K, ARGV[2], now_ms) -- fault: turn-copy
 if known_reply and known_reply[1] == "foreign" then
   return known_reply
 end
@@ -55,7 +55,7 @@ else
 end
 
 local reply = { "ok", now_ms, known_reply and known_reply[3] or now_ms, 0, 0 }
-if ended[#ended] ~= "left" and (not known_reply or recall_reply(K, ARGV[5], now_ms)) then
+if ended[#ended] ~= "left" and (not known_reply or recall_reply(K, ARGV[5], now_ms)) then -- fault: turn-takes
   -- A problem with the next messages is reported by the next call: these deliveries are settled already.
   reply = take_messages(K, p, now_us, ARGV[5], {
     most = tonumber(ARGV[6]), lease = tonumber(ARGV[7]), flights = tonumber(ARGV[8]), interval = tonumber(ARGV[9]),

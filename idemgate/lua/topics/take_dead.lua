@@ -61,12 +61,12 @@ for i = 1, accepted do
     letter = cmsgpack.unpack(letter)
     local m = decode_message(letter[2])
     redis.call("ZREM", K.dead, id)
-    redis.call("HDEL", K.dead_data, id)
+    redis.call("HDEL", K.dead_data, id) -- fault: letter-gone
     taken, triggers = taken + 1, triggers + m.count
     if ARGV[4] == "redrive" and is_outdated(letter[1], m.version) then
       outdated, old_triggers = outdated + 1, old_triggers + m.count
     elseif ARGV[4] == "redrive" then
-      m.attempts, m.pinned = 0, 0
+      m.attempts, m.pinned = 0, 0 -- fault: redriven
       m.earlier = ""
       folded = folded + requeue(K, p, letter[1], m, now_ms, reason.redrive)
     end
@@ -79,6 +79,6 @@ if taken > 0 and ARGV[4] == "redrive" then
   })
   publish_hint(K, before, earliest_due(K))
 elseif taken > 0 then
-  add_counters(K, { deleted = taken, deleted_triggers = triggers })
+  add_counters(K, { deleted = taken, deleted_triggers = triggers }) -- fault: deleted-count
 end
 return remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, taken, redis.call("ZCARD", K.dead), accepted, outdated })

@@ -115,7 +115,7 @@ local function steps()
     return { "foreign", now_ms, problem }
   end
   local known_reply = recall_reply(K, ARGV[2], now_ms)
-  if known_reply then
+  if known_reply then -- fault: trigger-copy
     return known_reply
   end
   local fitting, failed = count_fitting()

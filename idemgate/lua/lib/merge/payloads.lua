@@ -135,7 +135,7 @@ local function merge_messages(spec, old, new, is_trigger)
   if is_trigger and full then
     return nil, lost
   end
-  old.count = old.count + new.count
+  old.count = old.count + new.count -- fault: merged-count
   old.first = math.min(old.first, new.first)
   old.last = math.max(old.last, new.last)
   old.serial = math.max(old.serial, new.serial)

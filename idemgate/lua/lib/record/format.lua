@@ -59,12 +59,12 @@ end
 -- (completed, of kind "v", "n" or "e"), or 254 (marked; the owner's token follows). Add 1 if a fingerprint follows.
 -- Then come the fence, the ms from the fence's time until completion, and the retention in minutes.
 local function pack_record(state, kind, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited, cancelled)
-  if kind ~= "" and attempts == 1 and taken == 0 then
+  if kind ~= "" and attempts == 1 and taken == 0 then -- fault: short-form
     local after, minutes = since - (fence - fence % 1000) / 1000, (ends - since) / 60000
     if after >= 0 and after < 65536 and minutes % 1 == 0 and minutes < 65536 and (owner == "" or kind == "n" and #owner == 16)
       and (print == "" or #print == 16) then
       local code = owner ~= "" and 254 or kind == "v" and 248 or kind == "n" and 250 or 252
-      return struct.pack(">BI7I2I2", print == "" and code or code + 1, fence, after, minutes) .. owner .. print .. data
+      return struct.pack(">BI7I2I2", print == "" and code or code + 1, fence, after, minutes) .. owner .. print .. data -- fault: short-print
     end
   end
   return struct.pack(">Bc1I7I6I6I4I4I6BBc0Bc0", 193, kind == "" and state or kind, fence, ends, since, attempts, taken,

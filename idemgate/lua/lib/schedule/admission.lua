@@ -5,7 +5,7 @@
 --- @include "lib/validate/stored"
 --- @include "lib/schedule/schedule"
 --- @include "lib/schedule/rank"
-local most_ordered = 128 -- messages of a batch
+local most_ordered = 128 -- messages of a batch -- fault: most-ordered
 
 -- Append the rest of the messages that are due at the same time as the last one of a batch. The schedule orders these by
 -- their keys, so the first of a group may be anywhere. If there are too many, set `batch.crowded_due` to that time.
@@ -120,7 +120,7 @@ local function new_admission(K, p, ranked, checked)
     end
     if problem then
       return nil, problem
-    elseif not active[key] and n >= p.group_limit then
+    elseif not active[key] and n >= p.group_limit then -- fault: group-full
       full[m.group] = active
       add_waiting(p, batch, key, due, m)
       return m.group, false

@@ -7,7 +7,7 @@ end
 -- Add to the slot's counters: a table of name -> number.
 local function add_counters(K, done)
   local names, words = {}, {}
-  for name, n in pairs(done) do
+  for name, n in pairs(done) do -- fault: counted
     if n ~= 0 then
       names[#names + 1] = name
     end

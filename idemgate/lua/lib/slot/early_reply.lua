@@ -5,7 +5,7 @@
 -- or the data of its `key`, if any, are corrupt. Return nil for all others.
 local function early_reply(K, request, now_ms, p, key)
   local problem = validate_slot(K)
-  local known_reply = not problem and recall_reply(K, request, now_ms)
+  local known_reply = not problem and recall_reply(K, request, now_ms) -- fault: early-copy
   if known_reply then
     return known_reply
   end

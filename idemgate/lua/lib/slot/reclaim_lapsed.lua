@@ -3,7 +3,7 @@
 -- ones behind it stay untouched. Return the remaining bytes, and the problem of the corrupt entry. The functions for it are
 -- created only if a lease lapsed.
 local function reclaim_lapsed(K, p, lease, now_ms, done)
-  local lapsed, problem = redis.call("ZRANGEBYSCORE", K.leases, "-inf", now_ms, "LIMIT", 0, 32), nil
+  local lapsed, problem = redis.call("ZRANGEBYSCORE", K.leases, "-inf", now_ms, "LIMIT", 0, 32), nil -- fault: lapse-time
   if #lapsed == 0 then
     return max_call_bytes
   end
@@ -50,7 +50,7 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
       m.failure = LAPSED
       m.pinned = 0
       lower_priority(p, m)
-      add_count("folded", requeue(K, p, key, m, retry_time(key, entry.token, m), reason.retry))
+      add_count("folded", requeue(K, p, key, m, retry_time(key, entry.token, m), reason.retry)) -- fault: lapse-requeue
     end
   end
 

@@ -14,7 +14,7 @@ local function remove_acked(K, acked, behind)
   end
   if #keys > 0 then
     redis.call("HDEL", K.next, unpack(keys))
-    redis.call("HSET", K.messages, unpack(messages))
+    redis.call("HSET", K.messages, unpack(messages)) -- fault: next-kept
     redis.call("ZADD", K.scheduled, unpack(scheduled))
   end
 end

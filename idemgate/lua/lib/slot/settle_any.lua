@@ -66,7 +66,7 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
     local d = type(entry) == "table" and entry or entry and other and parse_entry(entry)
     if i > accepted then
       reply[i] = "left"
-    elseif not entry or (d and d.token or entry) ~= tokens[i] then
+    elseif not entry or (d and d.token or entry) ~= tokens[i] then -- fault: settle-token
       reply[i] = "lost"
       add_count("lost", 1)
     else
@@ -86,7 +86,7 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
   if #acked > 0 then
     remove_acked(K, acked, next_messages)
     for _, one in ipairs(grouped) do
-      group_leave(K, one[1], one[2], p.group_limit)
+      group_leave(K, one[1], one[2], p.group_limit) -- fault: settle-group
     end
     add_count("acked", #acked)
     add_count("acked_triggers", triggers)

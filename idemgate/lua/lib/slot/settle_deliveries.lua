@@ -41,7 +41,7 @@ local function settle_plain(K, keys, tokens, next_messages)
         return nil
       end
     end
-    if token ~= tokens[i] or seen[key] then
+    if token ~= tokens[i] or seen[key] then -- fault: ack-token
       lost, reply[i] = lost + 1, "lost"
     elseif packed and not read_header(packed) then
       return nil

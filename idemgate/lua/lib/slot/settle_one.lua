@@ -31,25 +31,25 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
     add_count("acked_triggers", m.count)
     finish_delivery(K, p, key, m.group)
     return "ok"
-  elseif d.cancelled and verb ~= "bury" then
+  elseif d.cancelled and verb ~= "bury" then -- fault: settle-cancelled
     store_result(K, p, key, m, "c", now_ms)
     add_count("cancelled", 1)
     add_count("cancelled_triggers", m.count)
     finish_delivery(K, p, key, m.group, true)
     return "cancelled"
-  elseif verb == "return" then
+  elseif verb == "return" then -- fault: given-back
     add_count("returned", 1)
     add_count("folded", requeue(K, p, key, m, m.due, m.why))
     return "ok"
   elseif verb == "defer" then
     add_count("deferred", 1)
-    m.pinned = 0
+    m.pinned = 0 -- fault: put-off
     add_count("folded", requeue(K, p, key, m, now_ms + delay, reason.retry))
     return "ok"
   end
-  m.attempts = m.attempts + 1
+  m.attempts = m.attempts + 1 -- fault: attempt-counted
   add_count("nacked", verb == "bury" and 0 or 1)
-  if verb == "bury" or is_exhausted(p, m) then
+  if verb == "bury" or is_exhausted(p, m) then -- fault: buried
     add_count("buried", 1)
     add_count("buried_triggers", m.count)
     add_dead_letter(K, key, m, failure, tonumber(d.token), now_ms)

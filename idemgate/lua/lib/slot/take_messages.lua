@@ -17,7 +17,7 @@ local function replay_take(K, known, now_ms)
   for _, key in ipairs(known[1]) do
     local entry, packed = redis.call("HGET", K.inflight, key), redis.call("HGET", K.messages, key)
     local d, flags, _, due = entry and parse_entry(entry), read_header(packed)
-    if d and flags and d.token == token then
+    if d and flags and d.token == token then -- fault: take-again
       local n = #reply
       reply[5], reply[n + 1], reply[n + 2], reply[n + 3] = known[3], key, d.due or due, packed
     end
@@ -50,7 +50,7 @@ local function take_messages(K, p, now_us, request, want)
   local known_reply = recall_reply(K, request, now_ms)
   if known_reply and known_reply[1] == "foreign" then
     return nil, known_reply[3]
-  elseif known_reply then
+  elseif known_reply then -- fault: take-copy
     return replay_take(K, known_reply, now_ms)
   end
   local meta, done, problem = redis.call("HMGET", K.meta, "v", "fence", "lease", "paused", "rate", "large", "taken"), {}, nil
@@ -77,7 +77,7 @@ local function take_messages(K, p, now_us, request, want)
   local wanted, opens = count_permitted(K, want, done.lapsed and math.min(want.most, 32) or want.most, meta[4], rate, now_us)
   local unranked = wanted > 0 and ranked and not problem and rank_ready(K, p, now_ms) or nil
 
-  local from, token = ranked and K.ready or K.scheduled, fence(last, now_us)
+  local from, token = ranked and K.ready or K.scheduled, fence(last, now_us) -- fault: take-token
   local token_text, lease_end = digits(token), digits(now_ms + want.lease)
   local reply, keys, at, walked, taken, admit = { "ok", now_ms, 0, done.lapsed or 0, 0 }, {}, 5, 0, 0, nil
   -- Every pass delivers or moves what it reads, so messages behind a full group are read once. A call that has moved 64

@@ -84,7 +84,7 @@ local function plan_plain(t)
       words[place - 1], places[key] = key, place
     end
     words[place], plan.large = m, plan.large or #m > 1024
-    if score and not in_flight[key] then
+    if score and not in_flight[key] then -- fault: in-flight
       scheduled[plan.moved + 1], scheduled[plan.moved + 2] = score, key
       plan.moved, plan.earliest = plan.moved + 2, due < plan.earliest and due or plan.earliest
     end
