@@ -186,9 +186,8 @@ def test_histories_of_a_key_are_linearizable_while_the_wire_fails(
 def test_a_spoilt_script_is_found(
     name: str, fault: str, url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoilt: Callable[[str], Script] = lambda one: (  # noqa: E731 - it is a stand-in
-        Script(name, broken(name, fault)) if one == name else script(one)
-    )
+    changed = Script(name, broken(name, fault))
+    spoilt: Callable[[str], Script] = lambda one: changed if one == name else script(one)  # noqa: E731 - a stand-in
     monkeypatch.setattr(calls, "script", spoilt)
     monkeypatch.setattr(claims, "script", spoilt)
     for number in range(100):
