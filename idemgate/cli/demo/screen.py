@@ -1,18 +1,20 @@
-"""Screens of the demo: their protocol, plain lines, and the formatting of numbers."""
+"""The demo's screen: with rich a progress bar and a table, without it or without a terminal a line a second."""
 
 from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from idemgate.cli.demo.records import Records
 
 if TYPE_CHECKING:
-    from idemgate.cli.demo.records import Records
+    from rich.progress import Progress
 
-__all__ = ["Lines", "Screen", "rows", "took", "wrap_words"]
+__all__ = ["Screen", "as_text"]
 
-EVERY = 1.0
 LABELS = {
     "published": ("published", "events, of which 1 in 20 twice"),
     "copies_received": ("copies received", "by all subscribers together"),
@@ -20,93 +22,100 @@ LABELS = {
     "duplicates_dropped": ("duplicates dropped", "further copies, which the guard stopped"),
     "triggers": ("triggers", "of the topic, one for each event"),
     "deliveries": ("deliveries", "to the worker, one a path and window"),
-    "repeated": ("repeated", "deliveries of the killed worker, done again"),
     "merge_ratio": ("merge ratio", "triggers in a delivery, on average"),
-    "lateness_p50_ms": ("lateness p50", "of the handler's start, after the due time"),
-    "lateness_p99_ms": ("lateness p99", "of 99 % of the deliveries at most"),
-    "elapsed_s": ("elapsed", "with starting and ending the processes"),
+    "lateness_p50_ms": ("lateness p50", "ms from the due time to the handler's start"),
+    "lateness_p99_ms": ("lateness p99", "ms, of 99 % of the deliveries at most"),
+    "elapsed_s": ("elapsed", "seconds, with starting and ending the processes"),
 }
 """Label and meaning of each number."""
 
 
-class Screen(Protocol):
+def as_text(numbers: Mapping[str, float], promises: Mapping[str, list[str]], records: Records) -> str:
+    """Return the final report."""
+    lines = ["", *(f"  {label:<20}{value:>9}  {meaning}" for label, value, meaning in _rows(numbers)), ""]
+    if any(one.killed for one in records.subscribers):
+        lines.append("The killed subscriber could not report the last events that it handled.")
+    if any(one.killed for one in records.workers):
+        lines.append("What the killed worker had not acknowledged was done again, 2 s later.")
+    lines += [""] * (lines[-1] != "")
+    for promise, broken in promises.items():
+        lines += [f"  {'BROKEN' if broken else 'kept  '}  {promise}", *(" " * 10 + text for text in broken)]
+    return _wrap("\n".join(lines), 10)
+
+
+def _rows(numbers: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    return [(LABELS[name][0], f"{value:,}", LABELS[name][1]) for name, value in numbers.items()]
+
+
+def _wrap(text: str, indent: int) -> str:
+    """Break lines of more than 80 characters between words. Continued lines are indented."""
+    wrapper = textwrap.TextWrapper(80, "", " " * indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapper.fill(line) for line in text.splitlines())
+
+
+class Screen:
     """A display of the demo's progress, from entering to leaving."""
 
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
-    def say(self, text: str) -> None:
-        """Print a permanent line."""
-        ...
-
-    def tick(self, phase: str, done: int, total: int, records: Records) -> None:
-        """Update the numbers; it may be called often. `done` of `total` events are published."""
-        ...
-
-
-class Lines:
-    """A screen that prints at most one line a second."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+    def __init__(self, out: TextIO, records: Records) -> None:
+        self._out, self._records = out, records
         self._start = self._shown = time.monotonic()
+        self._live = _live(out, records)
 
     def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        elif self._out.isatty() and find_spec("rich") is None:
+            self.say("pip install rich: a live table instead of these lines")
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        if self._live:
+            self._live.stop()
 
     def say(self, text: str) -> None:
-        print(wrap_words(text), file=self._out, flush=True)
+        """Print a permanent line."""
+        if self._live:
+            self._live.console.print(text, markup=False)
+        else:
+            print(_wrap(text, 8), file=self._out, flush=True)
 
-    def tick(self, phase: str, done: int, total: int, records: Records) -> None:
-        now = time.monotonic()
-        if now - self._shown < EVERY:
-            return
-        self._shown = now
-        shown = phase
-        if done:
-            numbers = records.numbers()
-            counts = ", ".join(f"{label} {shown_as(name, numbers[name])}" for name, label in _SHORT.items())
-            shown = f"{phase}: {done:,} of {total:,}; {counts}"
-        self.say(f"{now - self._start:4.0f} s  {shown}")
-
-
-_SHORT = {"handled": "handled", "duplicates_dropped": "dropped", "deliveries": "delivered"}
-WIDTH = 80
-
-
-def wrap_words(text: str, indent: str = " " * 8) -> str:
-    """Break lines of more than 80 characters between words. Continued lines begin with `indent`."""
-    lines = (
-        textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
-        for line in text.splitlines()
-    )
-    return "\n".join(line for part in lines for line in part)
+    def tick(self, phase: str, total: int) -> None:
+        """Update the numbers; it may be called often."""
+        now, done = time.monotonic(), len(self._records.published)
+        if self._live:
+            self._live.update(self._live.task_ids[0], description=phase, completed=done, total=total)
+        elif now - self._shown >= 1:
+            self._shown = now
+            if done:
+                numbers = self._records.numbers()
+                counts = f"handled {numbers['handled']:,}, dropped {numbers['duplicates_dropped']:,}"
+                phase += f": {done:,} of {total:,}; {counts}, delivered {numbers['deliveries']:,}"
+            self.say(f"{now - self._start:4.0f} s  {phase}")
 
 
-def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the label, the text and the meaning of each number."""
-    return [
-        (label, shown_as(name, numbers[name]), meaning) for name, (label, meaning) in LABELS.items() if name in numbers
-    ]
+def _live(out: TextIO, records: Records) -> Progress | None:
+    """Return rich's progress bar above a table; None without rich, or where the cursor cannot be moved."""
+    if not out.isatty() or find_spec("rich") is None:
+        return None
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
 
+    class Live(Progress):
+        def get_renderables(self) -> Iterable[Any]:
+            yield self.make_tasks_table(self.tasks)
+            table = Table.grid(padding=(0, 2))
+            table.add_column(style="cyan")
+            table.add_column(justify="right", min_width=10)
+            table.add_column(style="dim")
+            for row in _rows(records.numbers()) if records.published else ():
+                table.add_row(*row)
+            yield table
 
-def shown_as(name: str, value: float) -> str:
-    if name.endswith("_ms"):
-        return f"{value:,.1f} ms"
-    if name.endswith("_s"):
-        return f"{value:,.1f} s"
-    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
-
-
-def took(seconds: float) -> str:
-    """Format a duration: 0.172 -> "172 ms", 522,415 -> "6d 1h"."""
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    days, hours, minutes = minutes // 1440, minutes // 60 % 24, minutes % 60
-    parts = [f"{days}d" if days else "", f"{hours}h" if hours else "", f"{minutes}m" if minutes and not days else ""]
-    return " ".join(part for part in parts if part)
+    console = Console(file=out, highlight=False)
+    if console.is_dumb_terminal:
+        return None
+    columns = TextColumn("{task.description}"), BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn()
+    live = Live(*columns, console=console, refresh_per_second=8, transient=True, redirect_stderr=False)
+    live.add_task("starting", total=None)
+    return live
