@@ -12,7 +12,7 @@ from benchmarks.plan import Plan
 from benchmarks.server import port_of, started
 from idemgate import Gate, Trigger
 from idemgate.lua import script
-from idemgate.topics.calls import Settlement
+from idemgate.topics.deliveries import Settlement
 from idemgate.worker.consumer import BATCH
 
 __all__ = ["run"]

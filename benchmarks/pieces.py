@@ -21,8 +21,9 @@ from idemgate.core.calls import Call
 from idemgate.core.tokens import token
 from idemgate.store.embedded.server import start
 from idemgate.store.resp import encode_call, new_reader
-from idemgate.topics.calls import MAX_TRIGGERS, Settlement
+from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import SettledAndTaken, to_triggers
+from idemgate.topics.triggers import MAX_TRIGGERS
 from idemgate.worker.consumer import BATCH, InFlight
 from idemgate.worker.handler import build_run
 from tests.claims import claims_of

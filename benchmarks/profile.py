@@ -20,7 +20,8 @@ from benchmarks.peers.speak import RESULT, payload
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started
 from idemgate import Gate, Topic
-from idemgate.topics.calls import MAX_TRIGGERS, Settlement
+from idemgate.topics.deliveries import Settlement
+from idemgate.topics.triggers import MAX_TRIGGERS
 from idemgate.worker.consumer import BATCH
 
 __all__ = ["run"]

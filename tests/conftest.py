@@ -31,7 +31,7 @@ from idemgate.guard.claim import Claim
 from idemgate.store.embedded.server import ENVIRONMENT, Binary, _candidates, _inspect_binary, find_server, start
 from idemgate.store.sync import Waiter
 from idemgate.testing import Clock, audit
-from idemgate.topics.dead import DeadLetters
+from idemgate.topics.dead_letters import DeadLetters
 from idemgate.topics.topic import Topic
 from tests.needs import report_missing
 from tools import reliability

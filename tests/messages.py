@@ -1,4 +1,4 @@
-"""Builds and takes apart stored messages: the inverse of `idemgate.topics.message`, for tests that plant them."""
+"""Builds and takes apart stored messages: the inverse of `idemgate.topics.messages`, for tests that plant them."""
 
 from __future__ import annotations
 

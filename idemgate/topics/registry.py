@@ -11,9 +11,9 @@ from idemgate.core.calls import Batch, Call, call, text
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.codec import Codec
 from idemgate.store.context import Context
-from idemgate.topics.calls import TopicCalls
 from idemgate.topics.messages import Stats
 from idemgate.topics.policy import DEFAULT, Policy, from_stored
+from idemgate.topics.topic_calls import TopicCalls
 
 __all__ = ["RegistryEntry", "StoredTopic", "find_entry", "list_entries", "stored_topics", "stored_topics_async"]
 

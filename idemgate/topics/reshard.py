@@ -16,10 +16,10 @@ from idemgate.core.clock import stamp
 from idemgate.core.tokens import token
 from idemgate.errors import InvalidArgument, ServerRejected, TopicInUse
 from idemgate.lua import commands
-from idemgate.topics.calls import TopicCalls
 from idemgate.topics.messages import Stats
 from idemgate.topics.policy import check_slots, from_stored, slots_of, with_slots
 from idemgate.topics.registry import RegistryEntry, find_entry
+from idemgate.topics.topic_calls import TopicCalls
 
 __all__ = [
     "DeletedTopic",

@@ -14,29 +14,29 @@ from idemgate.core.keys import Key
 from idemgate.errors import StoreError
 from idemgate.guard.current import Execution, current_claim
 from idemgate.store.context import Context
-from idemgate.topics.calls import Settlement, TopicCalls, split_oversize
-from idemgate.topics.calls.outbox import plan_trim
-from idemgate.topics.dead import DeadLetters
-from idemgate.topics.definition import TopicDefinition
-from idemgate.topics.event_ids import add_event_ids
-from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Trigger, to_triggers
-from idemgate.topics.policy import Policy, check_slots
-from idemgate.topics.registry import find_entry
-from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult, plan_delete, plan_reshard
-from idemgate.topics.results import ResultWait
-from idemgate.topics.topic_aio import AioTopic
-from idemgate.topics.topic_base import (
+from idemgate.topics.dead_letters import DeadLetters
+from idemgate.topics.definition import (
     BaseTopic,
     Cancelled,
     Delivered,
     Deliveries,
     Rescheduled,
     Sent,
+    TopicDefinition,
+    add_event_ids,
     check_count,
     match_outcomes,
     note_extension,
     to_deliveries,
 )
+from idemgate.topics.deliveries import Settlement, plan_trim, split_oversize
+from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Trigger, to_triggers
+from idemgate.topics.policy import Policy, check_slots
+from idemgate.topics.registry import find_entry
+from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult, plan_delete, plan_reshard
+from idemgate.topics.results import ResultWait
+from idemgate.topics.topic_aio import AioTopic
+from idemgate.topics.topic_calls import TopicCalls
 
 __all__ = ["AioTopic", "Topic"]
 

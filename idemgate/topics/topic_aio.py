@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from weakref import WeakKeyDictionary
 
 from idemgate.core.calls import Batch, Call, run_plan_async
 from idemgate.core.chunks import BATCH
@@ -14,10 +16,22 @@ from idemgate.core.keys import Key
 from idemgate.errors import StoreError
 from idemgate.guard.current import Execution, current_claim
 from idemgate.guard.heartbeat import wait_for_wakeup
-from idemgate.topics.calls import Settlement, TopicCalls, split_oversize
-from idemgate.topics.calls.outbox import plan_trim
-from idemgate.topics.dead import AioDeadLetters
-from idemgate.topics.event_ids import add_event_ids
+from idemgate.topics.dead_letters import AioDeadLetters
+from idemgate.topics.definition import (
+    BaseTopic,
+    Cancelled,
+    Delivered,
+    Deliveries,
+    Rescheduled,
+    Sent,
+    TopicDefinition,
+    add_event_ids,
+    check_count,
+    match_outcomes,
+    note_extension,
+    to_deliveries,
+)
+from idemgate.topics.deliveries import Settlement, plan_trim, split_oversize
 from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Trigger, to_triggers
 from idemgate.topics.policy import check_slots
 from idemgate.topics.registry import find_entry
@@ -29,18 +43,11 @@ from idemgate.topics.reshard import (
     plan_reshard,
 )
 from idemgate.topics.results import ResultWait
-from idemgate.topics.topic_base import (
-    BaseTopic,
-    Cancelled,
-    Delivered,
-    Deliveries,
-    Rescheduled,
-    Sent,
-    check_count,
-    match_outcomes,
-    note_extension,
-    to_deliveries,
-)
+from idemgate.topics.topic_calls import TopicCalls
+from idemgate.topics.triggers import PackedTrigger
+
+if TYPE_CHECKING:
+    from idemgate.store.aio import AsyncLink
 
 __all__ = ["AioTopic"]
 
@@ -49,6 +56,10 @@ T = TypeVar("T")
 
 class AioTopic(BaseTopic[Sent, Delivered]):
     """A topic for asyncio; create it with `gate.aio.topic`. The methods are those of `Topic`."""
+
+    def __init__(self, definition: TopicDefinition) -> None:
+        super().__init__(definition)
+        self._coalescers: WeakKeyDictionary[asyncio.AbstractEventLoop, _TriggerCoalescer] = WeakKeyDictionary()
 
     @cached_property
     def dead(self) -> AioDeadLetters:
@@ -93,7 +104,7 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         if self.definition.calls is None:
             self.definition.build_calls().pack_trigger(trigger)
         calls = await self.open()
-        return await self.definition.coalescer().add(calls, calls.pack_trigger(trigger))
+        return await self._coalescer().add(calls, calls.pack_trigger(trigger))
 
     async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, Sent]]) -> list[Receipt]:
         """Send many triggers, in order. See `Topic.trigger_many`."""
@@ -286,3 +297,67 @@ class AioTopic(BaseTopic[Sent, Delivered]):
 
     async def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> Outcome | list[Outcome]:
         return match_outcomes(deliveries, await self._run_all(lambda calls: calls.settle_many(settlements)))
+
+    def _coalescer(self) -> _TriggerCoalescer:
+        """Return the trigger coalescer of the running event loop."""
+        loop = asyncio.get_running_loop()
+        coalescer = self._coalescers.get(loop)
+        if coalescer is None:
+            coalescer = self._coalescers[loop] = _TriggerCoalescer(self.definition.context.aio_link)
+        return coalescer
+
+
+_Waiting = tuple[PackedTrigger, "asyncio.Future[Receipt]"]
+
+
+class _TriggerCoalescer:
+    """The triggers of all tasks since the last tick, for one event loop and one topic.
+
+    They share one script call per slot. A coalesced trigger costs a fifth of a separate call. No task waits for others
+    to arrive.
+    """
+
+    __slots__ = ("_link", "_waiting")
+
+    def __init__(self, link: AsyncLink) -> None:
+        self._link = link
+        self._waiting: list[_Waiting] = []
+
+    def add(self, calls: TopicCalls, packed: PackedTrigger) -> asyncio.Future[Receipt]:
+        """Add a packed trigger and return the future of its receipt.
+
+        Cancelling the future does not withdraw the trigger.
+        """
+        loop = asyncio.get_running_loop()
+        receipt: asyncio.Future[Receipt] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._flush, calls)
+        self._waiting.append((packed, receipt))
+        return receipt
+
+    def _flush(self, calls: TopicCalls) -> None:
+        entries, self._waiting = self._waiting, []
+        try:
+            self._link.spawn(self._send(calls, entries))
+        except Exception as error:  # noqa: BLE001 - every waiting task raises it
+            _fail(entries, error)
+
+    async def _send(self, calls: TopicCalls, entries: list[_Waiting]) -> None:
+        try:
+            receipts = await self._link.run_all(calls.trigger_packed([packed for packed, _ in entries]))
+        except asyncio.CancelledError:
+            for _, future in entries:
+                future.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - every waiting task raises it
+            _fail(entries, error)
+        else:
+            for (_, future), receipt in zip(entries, receipts, strict=True):
+                if not future.done():
+                    future.set_result(receipt)
+
+
+def _fail(entries: list[_Waiting], error: Exception) -> None:
+    for _, future in entries:
+        if not future.done():
+            future.set_exception(error)

@@ -14,8 +14,9 @@ from idemgate.core.clock import monotonic
 from idemgate.core.validation import is_async
 from idemgate.errors import NotDurable, StoreError, StoreUnavailable
 from idemgate.store.heartbeat import FunctionRenewal
-from idemgate.topics.calls import Settlement, TopicCalls
+from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Delivery, Taken
+from idemgate.topics.topic_calls import TopicCalls
 from idemgate.worker.cron import Occurrences
 from idemgate.worker.downstream import Downstream
 from idemgate.worker.handler import build_run, build_run_async

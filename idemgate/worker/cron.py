@@ -13,9 +13,8 @@ from typing import Any
 from idemgate.core.chunks import BATCH
 from idemgate.core.clock import monotonic
 from idemgate.errors import DecodeError, InvalidArgument, StoreError
-from idemgate.topics.cron import RecurringTrigger
-from idemgate.topics.message import moment
-from idemgate.topics.messages import Delivery, Trigger, replace_payload
+from idemgate.topics.messages import Delivery, Trigger, moment, replace_payload
+from idemgate.topics.recurring import RecurringTrigger
 from idemgate.worker.poller import Poller
 
 __all__ = ["CronScheduler", "Occurrences"]

@@ -17,7 +17,7 @@ from idemgate.core.thread_pool import ThreadPool
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.errors import DownstreamUnavailable
 from idemgate.store.context import Context
-from idemgate.topics.calls import Settlement, defer_oversize
+from idemgate.topics.deliveries import Settlement, defer_oversize
 from idemgate.topics.messages import Delivery
 from idemgate.topics.results import encode_result
 from idemgate.worker.consumer import FinishedDelivery, InFlight, TopicConsumer

@@ -8,9 +8,9 @@ import logging
 from idemgate.core.calls import run_plan_async
 from idemgate.core.chunks import BATCH
 from idemgate.errors import ServerRejected
-from idemgate.topics.calls import TopicCalls
-from idemgate.topics.calls.outbox import plan_trim
+from idemgate.topics.deliveries import plan_trim
 from idemgate.topics.messages import Forward, Forwarded
+from idemgate.topics.topic_calls import TopicCalls
 from idemgate.worker.poller import Poller
 
 __all__ = ["Forwarder"]

@@ -8,7 +8,7 @@ from typing import Any
 from idemgate.core.failure import last_line
 from idemgate.core.verdict import Verdict
 from idemgate.errors import DecodeError, IdemgateError, PartialFailure, StoreError
-from idemgate.topics.calls import Settlement, nack_items
+from idemgate.topics.deliveries import Settlement, nack_items
 from idemgate.topics.messages import Delivery
 from idemgate.topics.policy import Policy
 

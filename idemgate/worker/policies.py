@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from idemgate.topics.calls import stored_policy
+from idemgate.topics.slots import stored_policy
 from idemgate.worker.poller import POLL, Poller
 
 __all__ = ["FOLLOW", "PolicyFollower"]

@@ -14,8 +14,8 @@ from idemgate.topics.policy import find_newer
 from idemgate.worker.clock_offset import UNKNOWN, Offset, narrow
 
 if TYPE_CHECKING:
-    from idemgate.topics.calls import TopicCalls
     from idemgate.topics.topic import Topic
+    from idemgate.topics.topic_calls import TopicCalls
 
 __all__ = ["POLL", "Poller"]
 

@@ -17,9 +17,9 @@ from idemgate.core.tokens import token
 from idemgate.errors import OutcomeUnknown
 from idemgate.guard.claims import ClaimReply, Record
 from idemgate.testing import Clock
-from idemgate.topics.calls import open_topic, stored_policy
 from idemgate.topics.dead_letters import DeadFilter
 from idemgate.topics.messages import Peek, Ticket
+from idemgate.topics.slots import open_topic, stored_policy
 from tests.claims import claims_of
 from tests.dedup.calls import calls_of
 from tests.topics.test_replays import MUTATING, Stage, facts

@@ -27,7 +27,7 @@ from idemgate.guard.claim import AioClaim
 from idemgate.guard.current import AioExecution
 from idemgate.subscribers.expiry.expiry import AioExpiry
 from idemgate.testing import Clock
-from idemgate.topics.dead import AioDeadLetters
+from idemgate.topics.dead_letters import AioDeadLetters
 from idemgate.topics.decorator import AioMergedFunction
 from idemgate.topics.topic import AioTopic
 from tests.resilience.cancelling import cancelled_at

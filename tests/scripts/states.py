@@ -30,12 +30,13 @@ from idemgate.subscribers.list_entries import ListCalls, TakenEntry
 from idemgate.testing import Clock
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
-from idemgate.topics.calls import Settlement, TopicCalls, open_topic, stored_policy
 from idemgate.topics.dead_letters import DeadFilter
+from idemgate.topics.deliveries import Settlement
 from idemgate.topics.merge import pack
-from idemgate.topics.message import Message
-from idemgate.topics.messages import Delivery, Forward, Ticket, Trigger
+from idemgate.topics.messages import Delivery, Forward, Message, Ticket, Trigger
 from idemgate.topics.partial import FailedItems
+from idemgate.topics.slots import open_topic, stored_policy
+from idemgate.topics.topic_calls import TopicCalls
 from tests.messages import pack_message
 
 __all__ = [

@@ -22,11 +22,12 @@ from idemgate.subscribers.list_entries import ListCalls, TakenEntry
 from idemgate.subscribers.stream_group import Group
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
-from idemgate.topics.calls import Settlement, TopicCalls, open_topic, stored_policy
 from idemgate.topics.dead_letters import DeadFilter, DeadPosition
-from idemgate.topics.message import Message
-from idemgate.topics.messages import Delivery, Forward, Ticket, Trigger
+from idemgate.topics.deliveries import Settlement
+from idemgate.topics.messages import Delivery, Forward, Message, Ticket, Trigger
 from idemgate.topics.partial import FailedItems
+from idemgate.topics.slots import open_topic, stored_policy
+from idemgate.topics.topic_calls import TopicCalls
 from tests.messages import pack_message
 from tests.scripts.contracts import expanded, header_of, violations
 

@@ -19,7 +19,7 @@ from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.lua import names, script, source
 from idemgate.store.embedded.server import ENVIRONMENT, start
-from idemgate.topics.calls.trigger import _expand, _read_codes
+from idemgate.topics.triggers import _expand, _read_codes
 from tests.scripts.contracts import header_of
 from tests.scripts.states import (
     JOBS,

@@ -38,13 +38,14 @@ from idemgate.subscribers.pubsub import PubSubMessage
 from idemgate.subscribers.stream_group import Group, PendingEntry
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
-from idemgate.topics.calls import Settlement, TopicCalls, open_topic
-from idemgate.topics.cron import build_recurring
 from idemgate.topics.dead_letters import DeadFilter, decode_dead_letter
+from idemgate.topics.deliveries import Settlement
 from idemgate.topics.merge import Merge, merge_of
-from idemgate.topics.message import Message
-from idemgate.topics.messages import Delivery, Forward, Trigger, decode_forwarded
+from idemgate.topics.messages import Delivery, Forward, Message, Trigger, decode_forwarded
 from idemgate.topics.policy import diff_policies, from_stored
+from idemgate.topics.recurring import build_recurring
+from idemgate.topics.slots import open_topic
+from idemgate.topics.topic_calls import TopicCalls
 from tests.messages import pack_message
 
 __all__ = ["DECODERS", "SECRET", "Decoder", "check_memory", "refused_or_read"]

@@ -28,9 +28,10 @@ from idemgate.subscribers.stream_group import Group
 from idemgate.testing import Clock, audit
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
-from idemgate.topics.calls import Settlement, open_topic, stored_policy
 from idemgate.topics.dead_letters import DeadFilter
+from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Forward, Ticket, Trigger
+from idemgate.topics.slots import open_topic, stored_policy
 from tests.claims import claims_of
 from tests.dedup.calls import calls_of
 

@@ -11,8 +11,9 @@ import pytest
 from idemgate import Gate, InvalidArgument
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
-from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.dead_letters import DeadFilter
+from idemgate.topics.deliveries import Settlement
+from idemgate.topics.topic_calls import TopicCalls
 
 
 async def _bury(topic: Any, n: int = 1000, reason: str = "no") -> None:

@@ -12,8 +12,9 @@ import tenacity
 from idemgate import Delivery, Gate, InvalidArgument, Trigger
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
-from idemgate.topics.calls import Settlement, TopicCalls
+from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Forward
+from idemgate.topics.topic_calls import TopicCalls
 
 At = Callable[[float], datetime]
 

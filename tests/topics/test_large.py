@@ -12,9 +12,9 @@ from idemgate.core.calls import Call
 from idemgate.core.chunks import BYTES, split_batches
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
-from idemgate.topics.calls import Settlement
-from idemgate.topics.calls.trigger import _expand
+from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Delivery, Forward, Taken
+from idemgate.topics.triggers import _expand
 
 Dumps = Callable[[], dict[bytes, bytes]]
 LARGE = "x" * 50_000

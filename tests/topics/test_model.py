@@ -30,11 +30,11 @@ from idemgate import Delivery, Gate, Trigger, append
 from idemgate.core.calls import Batch, Call
 from idemgate.core.clock import stamp
 from idemgate.testing import Clock
-from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.dead_letters import DeadFilter
-from idemgate.topics.message import Message as Packed
-from idemgate.topics.message import moment
-from idemgate.topics.messages import Taken
+from idemgate.topics.deliveries import Settlement
+from idemgate.topics.messages import Message as Packed
+from idemgate.topics.messages import Taken, moment
+from idemgate.topics.topic_calls import TopicCalls
 from tests.topics.model import NEVER, Model, Rules
 
 WEIGHTS = {

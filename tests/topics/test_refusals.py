@@ -15,7 +15,7 @@ from idemgate import Gate, InvalidArgument, Trigger, append, union
 from idemgate.core.keys import PARTS
 from idemgate.errors import DecodeError, PolicyChanged, UnexpectedData
 from idemgate.testing import Clock
-from idemgate.topics.calls import Settlement
+from idemgate.topics.deliveries import Settlement
 from tests.conftest import Awaited
 
 NAN = float("nan")

@@ -13,9 +13,10 @@ from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
-from idemgate.topics.calls import Settlement, TopicCalls, nack_items
+from idemgate.topics.deliveries import Settlement, nack_items
 from idemgate.topics.messages import Forward
 from idemgate.topics.reshard import _close, _Entry, _list_replies, _load, _of_slot, _unload
+from idemgate.topics.topic_calls import TopicCalls
 from tests.scripts.states import MESSAGE
 
 Dumps = Callable[[], dict[bytes, bytes]]

@@ -14,7 +14,7 @@ from idemgate.core.calls import Batch, Call
 from idemgate.errors import InvalidArgument, TopicInUse
 from idemgate.store import retry
 from idemgate.testing import Clock
-from idemgate.topics.dead import AioDeadLetters, DeadLetters
+from idemgate.topics.dead_letters import AioDeadLetters, DeadLetters
 from idemgate.topics.messages import Peek
 from idemgate.topics.reshard import plan_reshard
 from idemgate.topics.topic import AioTopic, Topic

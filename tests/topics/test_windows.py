@@ -10,7 +10,7 @@ import pytest
 
 from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock
-from idemgate.topics.calls import Settlement
+from idemgate.topics.deliveries import Settlement
 
 At = Callable[[float], datetime]
 

@@ -18,7 +18,7 @@ from idemgate.topics.dead_letters import (
     decode_dead_letter,
 )
 from idemgate.topics.merge import merge_of
-from idemgate.topics.message import Message
+from idemgate.topics.messages import Message
 from tests.messages import pack_message
 
 

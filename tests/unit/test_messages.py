@@ -11,8 +11,7 @@ from idemgate.core.codec import Codec
 from idemgate.core.durations import LATEST_MS
 from idemgate.errors import DecodeError
 from idemgate.topics.merge import merge_of
-from idemgate.topics.message import Message
-from idemgate.topics.messages import Delivery, Forwarded, Taken, Trigger
+from idemgate.topics.messages import Delivery, Forwarded, Message, Taken, Trigger
 from tests.messages import pack_message
 
 WHOLE: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from idemgate.core.calls import Batch
-from idemgate.topics.calls.batching import SlotRequest, restore_order
+from idemgate.topics.slots import SlotRequest, restore_order
 
 
 def _asked(part: SlotRequest[int], slots: int) -> tuple[list[SlotRequest[int]], Batch[Any]]:

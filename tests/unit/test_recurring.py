@@ -13,7 +13,7 @@ import pytest
 
 from idemgate import InvalidArgument
 from idemgate.errors import NotConfigured
-from idemgate.topics.cron import build_recurring
+from idemgate.topics.recurring import build_recurring
 
 
 def test_occurrences_follow_the_local_clock() -> None:

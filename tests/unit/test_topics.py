@@ -11,10 +11,12 @@ from idemgate.core.chunks import BATCH
 from idemgate.core.codec import Codec
 from idemgate.core.keys import slot_of
 from idemgate.errors import DecodeError, InvalidArgument
-from idemgate.topics.calls import MAX_MIXED_SETTLEMENTS, OpenReply, Settlement, TopicCalls, nack_items
+from idemgate.topics.deliveries import MAX_MIXED_SETTLEMENTS, Settlement, nack_items
 from idemgate.topics.merge import append
 from idemgate.topics.messages import Delivery, Settled, Taken, Trigger
+from idemgate.topics.slots import OpenReply
 from idemgate.topics.topic import AioTopic, Topic
+from idemgate.topics.topic_calls import TopicCalls
 from tests.messages import pack_message
 from tests.unit.test_policy import policy
 

@@ -10,7 +10,7 @@ import pytest
 
 from idemgate import Gate, InvalidArgument, StoreUnavailable
 from idemgate.testing import Clock
-from idemgate.topics.cron import build_recurring
+from idemgate.topics.recurring import build_recurring
 from idemgate.worker.worker import Worker
 
 

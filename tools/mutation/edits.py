@@ -23,7 +23,7 @@ PURE = (
     "core/*", "core/codec/*", "audit/*", "audit/slot/*", "dedup/*", "membership/calls", "membership/ownership",
     "membership/rendezvous",
     "guard/attempt", "guard/claims", "guard/record", "store/durability", "subscribers/expiry/glob",
-    "subscribers/expiry/rules", "topics/batching", "topics/calls", "topics/cron",
+    "subscribers/expiry/rules", "topics/recurring",
     "topics/dead_letters", "topics/merge", "topics/messages", "topics/partial", "topics/limits", "topics/policy",
     "topics/registry", "topics/reshard", "worker/clock_offset", "worker/places", "cli/acl_rules",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from idemgate.core.calls import text
 from idemgate.core.codec import Codec
 from idemgate.errors import IdemgateError
 from idemgate.topics.merge import Merge, merge_of
-from idemgate.topics.message import Message
+from idemgate.topics.messages import Message
 
 __all__ = [
     "SlotView",

@@ -11,8 +11,7 @@ from idemgate.core.calls import Call, call
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.durations import LONGEST_MS, instant
 from idemgate.topics.merge import Merge, Name
-from idemgate.topics.message import moment
-from idemgate.topics.messages import Delivery, Trigger
+from idemgate.topics.messages import Delivery, Trigger, moment
 
 __all__ = [
     "BORN",

@@ -1,21 +1,25 @@
-"""Calls that only read: one key, the counts of a topic, its dead letters."""
+"""The script calls of a topic: one builder per script of `lua/topics`, and the meaning of its reply."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from idemgate.core import keys
 from idemgate.core.calls import Batch, Call, text
 from idemgate.core.codec.decoding import wrap_decode_errors
 from idemgate.core.keys import Key
-from idemgate.topics.calls.base import BaseCalls, SlotsChanged, flatten, route_of, single
-from idemgate.topics.dead_letters import DeadFilter, DeadPage, DeadPosition, decode_dead_letter
-from idemgate.topics.message import Message, moment
-from idemgate.topics.messages import Peek, Stats, Ticket
+from idemgate.core.tokens import token
+from idemgate.errors import InvalidArgument
+from idemgate.topics.dead_letters import DeadLetterCalls
+from idemgate.topics.deliveries import DeliveryCalls
+from idemgate.topics.messages import Message, Peek, Stats, Ticket, Trigger, moment
 from idemgate.topics.results import find_result
+from idemgate.topics.slots import flatten, route_of, single
+from idemgate.topics.triggers import TriggerCalls, pack_time
 
-__all__ = ["QueryCalls"]
+__all__ = ["FlushReply", "TopicCalls"]
 
 _NOT_COUNTERS = (b"v", b"fence", b"paused", b"rate", b"lease", b"flushed", b"large", b"opened", b"batch", b"gone")
 """Fields of a slot's metadata that are not counters."""
@@ -29,10 +33,82 @@ class _SlotReply(NamedTuple):
     reply: list[Any]
 
 
-class QueryCalls(BaseCalls):
-    """The calls that only read."""
+class FlushReply(NamedTuple):
+    """The number of messages that one call made due, and the calls that continue with the rest."""
+
+    moved: int
+    more: list[Call[FlushReply]]
+
+
+class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
+    """Builds the calls of one topic.
+
+    A call about one key or one slot is a `Call`; a call about many slots is a `Batch` of them. If a slot has moved to
+    another layout, the link sends the same request there with the same request id.
+    """
 
     __slots__ = ()
+
+    # -- change messages ----------------------------------------------------------------------------------------------
+
+    def cancel(self, key: Key, group: Key | None = None) -> Call[str]:
+        """Build the call that cancels a key. It returns "cancelled", "in_flight" or "absent"."""
+        args = (token(), self._policy, keys.raw(key))
+        return self._call_for_key("cancel", route_of(key, group), args, lambda reply: text(reply[0]))
+
+    def reschedule(self, trigger: Trigger) -> Call[str]:
+        """Build the call that moves a pending message to the time of `trigger`. Raises InvalidArgument."""
+        time = pack_time(trigger)
+        if not time:
+            raise InvalidArgument("at", None, "no time named", "Pass at= (an aware datetime) or delay=")
+        return self._call_for_key(
+            "reschedule",
+            route_of(trigger.key, trigger.group),
+            (token(), self._policy, keys.raw(trigger.key), time),
+            lambda reply: text(reply[0]),
+        )
+
+    def flush(self, key: Key, group: Key | None = None) -> Call[int]:
+        """Build the call that makes the pending message of a key due now. It returns 1 or 0."""
+        args = (token(), keys.raw(key), b"")
+        return self._call_for_key("flush", route_of(key, group), args, lambda reply: int(reply[2]))
+
+    def flush_slot(self, slot: int, rest: Sequence[bytes] = (b"",)) -> Call[FlushReply]:
+        """Build the call that flushes as many messages of a slot as one call may.
+
+        `rest` is the position from which a continuation goes on.
+        """
+
+        def read(reply: list[Any]) -> FlushReply:
+            moved, left, rest = reply[2], reply[3], reply[4:]
+            return FlushReply(moved, [self.flush_slot(slot, rest)] if left or rest[0] else [])
+
+        return self._call(
+            "flush",
+            slot,
+            (token(), b"", *rest),
+            read,
+            lambda calls, slot: Batch(
+                [calls.flush_slot(target) for target in calls.merged_successors(slot, self)], _join_flushes
+            ),
+        )
+
+    def pause(self, pause: bool) -> Batch[bool]:
+        """Build the calls that pause or resume all slots. The result is true if any slot changed."""
+        return Batch([self._pause(slot, b"1" if pause else b"0") for slot in range(self.policy.slots)], any)
+
+    def _pause(self, slot: int, verb: bytes) -> Call[bool]:
+        return self._call(
+            "pause",
+            slot,
+            (token(), verb),
+            lambda reply: reply[2] == 1,
+            lambda calls, slot: Batch(
+                [calls._pause(target, verb) for target in calls.merged_successors(slot, self)], any
+            ),
+        )
+
+    # -- read ---------------------------------------------------------------------------------------------------------
 
     def peek(self, key: Key, group: Key | None = None) -> Call[Peek]:
         """Build the call that returns the state of one key."""
@@ -100,26 +176,9 @@ class QueryCalls(BaseCalls):
         ]
         return Batch(calls, _join_stats)
 
-    def dead(
-        self, slot: int, wanted: DeadFilter, n: int, at: DeadPosition | None = None
-    ) -> Call[DeadPage | SlotsChanged]:
-        """Build the call that lists dead letters of a slot, newest first, from a position on.
 
-        It returns at most `n` letters, fewer if they are large. Letters that cannot match are left out, and others that
-        do not match may be among them. If the slot has moved, it answers SlotsChanged: a position belongs to one slot.
-        """
-        position = at or wanted.before
-
-        def read(reply: list[Any]) -> DeadPage:
-            letters = [
-                decode_dead_letter(slot, reply[i], reply[i + 1], self.policy.merge, self.codec)
-                for i in range(5, len(reply), 2)
-            ]
-            return DeadPage(letters, DeadPosition(int(reply[3]), reply[4].decode()) if reply[4] else None)
-
-        rebuild = self._answer_change(lambda slot: self.dead(slot, wanted, n, position))
-        args = (wanted.since, position.ms, position.number, n, *wanted.fragments)
-        return self._call("dead", slot, args, read, rebuild)
+def _join_flushes(answers: list[FlushReply]) -> FlushReply:
+    return FlushReply(sum(answer.moved for answer in answers), [call for answer in answers for call in answer.more])
 
 
 def _select_current(replies: list[_SlotReply], slots: int) -> list[list[Any]]:

@@ -14,10 +14,9 @@ from idemgate.core.framing import head_with_keys
 from idemgate.core.keys import Key
 from idemgate.core.tokens import token
 from idemgate.errors import InvalidArgument
-from idemgate.topics.calls.base import BaseCalls, flatten, next_batch_size, single
-from idemgate.topics.calls.batching import SlotRequest, restore_order
 from idemgate.topics.merge import pack
 from idemgate.topics.messages import Receipt, ReceiptStatus, Ticket, Trigger
+from idemgate.topics.slots import BaseCalls, SlotRequest, flatten, next_batch_size, restore_order, single
 
 __all__ = ["MAX_TRIGGERS", "PackedTrigger", "TriggerCalls", "pack_time"]
 

@@ -1,27 +1,49 @@
-"""Calls that end deliveries (ack, nack, bury, release, defer) or extend their leases."""
+"""Deliveries: take or forward due messages, extend leases, and end deliveries (ack, nack, bury, release, defer)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from idemgate.core import keys
 from idemgate.core.calls import Arg, Batch, Call, Incomplete
 from idemgate.core.chunks import BATCH, split_batches
 from idemgate.core.tokens import token
-from idemgate.topics.calls.base import Rebuild, earliest, flatten, next_batch_size
-from idemgate.topics.calls.batching import SlotRequest, restore_order
-from idemgate.topics.calls.take import TakeCalls
+from idemgate.store.context import Context
 from idemgate.topics.merge import pack
-from idemgate.topics.messages import Delivery, Settled, SettledAndTaken
+from idemgate.topics.messages import Delivery, Forward, Forwarded, Settled, SettledAndTaken, Taken, decode_forwarded
 from idemgate.topics.partial import FailedItems
 from idemgate.topics.results import NONE_RESULT
+from idemgate.topics.slots import (
+    BaseCalls,
+    Rebuild,
+    SlotRequest,
+    divide,
+    earliest,
+    flatten,
+    next_batch_size,
+    restore_order,
+    split_request,
+)
 
-__all__ = ["MAX_MIXED_SETTLEMENTS", "SettleCalls", "Settlement", "nack_items"]
+__all__ = [
+    "MAX_MIXED_SETTLEMENTS",
+    "DeliveryCalls",
+    "Settlement",
+    "defer_oversize",
+    "nack_items",
+    "plan_trim",
+    "split_oversize",
+]
 
+log = logging.getLogger("idemgate.topic")
 T = TypeVar("T")
 MAX_MIXED_SETTLEMENTS = 32
 """Maximum settlements per script call if some are not an ack. Those take several times as long."""
 _OUTCOMES = {word.encode(): word for word in ("ok", "dead", "cancelled", "lost", "left")}
+_OVERSIZE_DELAY = 30_000
+"""Ms until the message is due again. It limits the takes if no worker has a larger limit."""
 
 
 class Settlement(NamedTuple):
@@ -64,10 +86,77 @@ def nack_items(delivery: Delivery[Any], items: object, delay: int, failure: str)
     return Settlement("nack", delivery, delay, failure, part if part.items < part.of or delivery.dropped else None)
 
 
-class SettleCalls(TakeCalls):
-    """The calls that end deliveries or extend their leases."""
+class DeliveryCalls(BaseCalls):
+    """The calls that take messages, and that extend or end their deliveries."""
 
     __slots__ = ()
+
+    # -- take and forward ---------------------------------------------------------------------------------------------
+
+    def take(self, slot: int, n: int) -> Call[Taken]:
+        """Build the call that takes at most `n` due messages of a slot. With `n=0` it only requeues lapsed leases."""
+        return self._take(token(), slot, n)
+
+    def _take(self, request: bytes, slot: int, n: int) -> Call[Taken]:
+        policy = self.policy
+        args = (request, self._policy, n, policy.lease, *policy.slot_limits(slot))
+        return self._call(
+            "take",
+            slot,
+            args,
+            lambda reply: self._read_deliveries(slot, reply, len(reply)),
+            self._redirect_take(request, n),
+        )
+
+    def _redirect_take(self, request: bytes, n: int) -> Rebuild:
+        def rebuild(calls: Any, slot: int) -> Batch[Taken]:
+            # Several old slots may now be one slot. Each takes from it, since each caller needs its next due time.
+            slots = calls.merged_successors(slot, self)
+            shares = zip(split_request(request, len(slots)), slots, divide(n, len(slots)), strict=True)
+            return Batch([calls._take(*share) for share in shares], _join_takes)
+
+        return rebuild
+
+    def _read_deliveries(self, slot: int, reply: list[Any], end: int) -> Taken:
+        """Return the deliveries in a reply, up to position `end`."""
+        name, merge, codec = self.name, self.policy.merge, self.codec
+        token = reply[4]
+        deliveries: list[Delivery[Any]] = [
+            # Not Delivery[Any](...): subscripting would cost as much as all the rest.
+            Delivery(name, slot, key, token, due_ms, None, (packed, merge, codec))
+            for key, due_ms, packed in zip(*(reply[at:end:3] for at in range(5, 8)), strict=True)
+        ]
+        return Taken(deliveries, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1])
+
+    def forward(self, slot: int, to: Forward, n: int) -> Call[Forwarded]:
+        """Build the call that moves at most `n` due messages of a slot into the target list or stream."""
+        return self._forward(token(), slot, to, n)
+
+    def _forward(self, request: bytes, slot: int, to: Forward, n: int) -> Call[Forwarded]:
+        def rebuild(calls: Any, slot: int) -> Batch[Forwarded]:
+            slots = calls.merged_successors(slot, self)
+            shares = zip(split_request(request, len(slots)), slots, divide(n, len(slots)), strict=True)
+            return Batch([calls._forward(part, slot, to, share) for part, slot, share in shares], _join_forwards)
+
+        return self._call(
+            "forward",
+            slot,
+            (request, self._policy, n, to.kind, to.keep),
+            lambda reply: Forwarded(reply[3], next_due_ms=reply[2], now_ms=reply[1]),
+            rebuild,
+            to.target or keys.outbox(self.namespace, self.name, slot, self.policy.slots),
+        )
+
+    def outboxes(self) -> list[bytes]:
+        """Return the keys into which messages are forwarded without a named target, one per slot."""
+        slots = self.policy.slots
+        return [keys.outbox(self.namespace, self.name, slot, slots) for slot in range(slots)]
+
+    def decode_forwarded(self, packed: bytes) -> Delivery[Any]:
+        """Decode a forwarded message as its target stores it. Raises DecodeError."""
+        return decode_forwarded(self.name, packed, self.policy.merge, self.codec)
+
+    # -- end and extend -----------------------------------------------------------------------------------------------
 
     def settle(self, slot: int, settlements: Sequence[Settlement]) -> Call[Settled]:
         """Build the call that ends these deliveries of one slot."""
@@ -194,6 +283,20 @@ class SettleCalls(TakeCalls):
         )
 
 
+def _join_takes(answers: list[Taken]) -> Taken:
+    return Taken(
+        flatten(answer.deliveries for answer in answers),
+        lapsed=sum(answer.lapsed for answer in answers),
+        next_due_ms=earliest(answer.next_due_ms for answer in answers),
+        now_ms=answers[-1].now_ms,
+    )
+
+
+def _join_forwards(answers: list[Forwarded]) -> Forwarded:
+    next_due_ms = earliest(answer.next_due_ms for answer in answers)
+    return Forwarded(sum(answer.sent for answer in answers), next_due_ms=next_due_ms, now_ms=answers[-1].now_ms)
+
+
 def _redirect_settle(request: SlotRequest[Settlement]) -> Rebuild:
     return lambda calls, _: request.split(
         lambda settlement: calls.slot_of_delivery(settlement.delivery), calls._settle, _join_settles
@@ -217,3 +320,68 @@ def _pack_deliveries(settlements: Sequence[Settlement]) -> bytes:
 
 def _read_outcomes(words: list[bytes]) -> list[str]:
     return [_OUTCOMES[word] for word in words]
+
+
+# -- deliveries that are too large ------------------------------------------------------------------------------------
+
+
+def defer_oversize(context: Context, delivery: Delivery[Any]) -> Settlement | None:
+    """Return the settlement that defers a delivery with a value that is too large for this gate, else None.
+
+    It counts no attempt. It is counted and logged.
+    """
+    size = delivery.oversize
+    if not size:
+        return None
+    context.counters.add("topic.too_large")
+    facts = {"topic": delivery.topic, "key": delivery.key, "size": size, "max_bytes": context.codec.max_bytes}
+    log.error("topic.too_large topic=%r key=%r size=%d max_bytes=%d", *facts.values(), extra=facts)
+    return Settlement("defer", delivery, _OVERSIZE_DELAY)
+
+
+def split_oversize(
+    context: Context, deliveries: Sequence[Delivery[Any]]
+) -> tuple[list[Delivery[Any]], list[Settlement]]:
+    """Return the deliveries that this gate may decode, and the settlements of the others."""
+    if max([delivery.size for delivery in deliveries], default=0) <= context.codec.max_bytes:
+        return [*deliveries], []  # no value is larger than its message
+    fitting: list[Delivery[Any]] = []
+    deferred: list[Settlement] = []
+    for delivery in deliveries:
+        settlement = defer_oversize(context, delivery)
+        if settlement is None:
+            fitting.append(delivery)
+        else:
+            deferred.append(settlement)
+    return fitting, deferred
+
+
+# -- target streams of forwarded messages -----------------------------------------------------------------------------
+
+
+def plan_trim(stream: bytes) -> Generator[tuple[Any, ...], Any, int]:
+    """Plan the trimming of a stream: yield commands, receive their replies, return the number of removed entries.
+
+    Without a group nothing is removed, because readers without a group acknowledge nothing. What a group has
+    acknowledged only grows, so the commands need no transaction. The server removes whole nodes of its tree. So up to
+    about a hundred acknowledged entries stay.
+    """
+    if not (yield ("EXISTS", stream)):
+        return 0  # XINFO would raise
+    groups = yield ("XINFO", "GROUPS", stream)
+    done: list[tuple[int, int]] = []
+    for fields in groups:
+        group: dict[bytes, Any] = dict(zip(fields[::2], fields[1::2], strict=True))
+        # Read before the pending entries: those that are delivered in between have higher ids.
+        last_delivered = _entry_id(group[b"last-delivered-id"])
+        count, oldest, *_ = yield ("XPENDING", stream, group[b"name"])
+        done.append(min(last_delivered, _entry_id(oldest)) if count else last_delivered)
+    if not done or min(done) == (0, 0):
+        return 0
+    milliseconds, number = min(done)
+    return int((yield ("XTRIM", stream, "MINID", "~", f"{milliseconds}-{number}")))
+
+
+def _entry_id(text: bytes) -> tuple[int, int]:
+    milliseconds, _, number = text.partition(b"-")
+    return int(milliseconds), int(number)
