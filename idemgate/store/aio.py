@@ -15,14 +15,12 @@ from idemgate.core.calls import KEY_ERRORS, Batch, Call, Incomplete, PerKeyCall,
 from idemgate.core.clock import monotonic
 from idemgate.errors import StoreError, StoreUnavailable
 from idemgate.store.cluster.aio import AsyncCluster
-from idemgate.store.cluster.topology import key_of
-from idemgate.store.connection_aio import AsyncConnection
+from idemgate.store.connection_aio import AsyncConnection, SingleServer, raise_if_error
 from idemgate.store.durability import Durability
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.pubsub import Subscription
-from idemgate.store.reconnecting import SingleServer, raise_if_error
 from idemgate.store.replication import DurabilityCheck, make_durability_check
-from idemgate.store.resp import encode_call, pack
+from idemgate.store.resp import encode_call, key_of, pack
 from idemgate.store.retry import FAILURES, RetryBudget, needs_retry
 from idemgate.store.shielded import finish_despite_cancel
 

@@ -23,8 +23,8 @@ from idemgate.core.clock import monotonic
 from idemgate.core.forks import fork_counter
 from idemgate.lua.checked import checks_rights, with_check
 from idemgate.store.clients import find_master
-from idemgate.store.refusals import suggests_failover
 from idemgate.store.resp import new_reader
+from idemgate.store.retry import suggests_failover
 
 __all__ = ["Connection", "ConnectionPool"]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import redis.exceptions as rx
 
 from idemgate.core.calls import Call
 
-__all__ = ["Reader", "encode_call", "new_reader", "pack"]
+__all__ = ["Reader", "encode_call", "key_of", "new_reader", "pack"]
 
 Word = bytes | str | int
 
@@ -130,3 +130,15 @@ else:
 def encode_call(call: Call[Any]) -> bytes:
     """Encode a call as EVALSHA, for calls that are not framed already."""
     return pack((b"EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
+
+
+def key_of(words: Sequence[Any]) -> bytes:
+    """Return the first key of a command. A command without a key may go to any node, so any value will do."""
+    name = words[0]
+    if name in ("EVAL", "EVALSHA"):
+        key = words[3]
+    elif name in ("XREAD", "XREADGROUP"):
+        key = words[words.index("STREAMS") + 1]
+    else:
+        key = words[2 if name in ("XGROUP", "XINFO") else 1] if len(words) > 1 else b""
+    return key if isinstance(key, bytes) else str(key).encode()

@@ -16,14 +16,12 @@ from idemgate.core.forks import lock_reset_at_fork
 from idemgate.errors import StoreError
 from idemgate.store.clients import sync_client, sync_pool
 from idemgate.store.cluster.sync import SyncCluster
-from idemgate.store.cluster.topology import key_of
 from idemgate.store.connection import ConnectionPool
 from idemgate.store.durability import Durability
 from idemgate.store.endpoint import Endpoint, pick_node
-from idemgate.store.refusals import explain_redirect
 from idemgate.store.replication import DurabilityCheck, make_durability_check
-from idemgate.store.resp import encode_call, pack
-from idemgate.store.retry import FAILURES, RetryBudget, needs_retry
+from idemgate.store.resp import encode_call, key_of, pack
+from idemgate.store.retry import FAILURES, RetryBudget, explain_redirect, needs_retry
 
 __all__ = ["SyncLink", "Waiter"]
 

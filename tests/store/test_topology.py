@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import redis.exceptions as rx
 
-from idemgate.store.cluster.topology import REFRESH_INTERVAL, Route, RoutedBatch, Topology, key_of, primaries_of
-from idemgate.store.resp import server_error
+from idemgate.store.cluster.topology import REFRESH_INTERVAL, Route, RoutedBatch, Topology, primaries_of
+from idemgate.store.resp import key_of, server_error
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
 ASKED = ("here", 7)

@@ -10,9 +10,8 @@ from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.clock import monotonic
 from idemgate.store.clients import async_pool
 from idemgate.store.cluster.topology import CLUSTER_SLOTS, Address, Route, RoutedBatch, Topology, node_endpoint
-from idemgate.store.connection_aio import AsyncConnection
+from idemgate.store.connection_aio import AsyncConnection, ReconnectingConnection, raise_if_error
 from idemgate.store.endpoint import Endpoint
-from idemgate.store.reconnecting import ReconnectingConnection, raise_if_error
 from idemgate.store.retry import FAILURES
 
 __all__ = ["AsyncCluster"]

@@ -28,7 +28,6 @@ __all__ = [
     "Route",
     "RoutedBatch",
     "Topology",
-    "key_of",
     "node_endpoint",
     "primaries_of",
     "slot_of",
@@ -52,18 +51,6 @@ def slot_of(key: bytes) -> int:
         if end > start:
             key = key[start:end]
     return crc_hqx(key, 0) % SLOTS
-
-
-def key_of(words: Sequence[Any]) -> bytes:
-    """Return the first key of a command. A command without a key may go to any node, so any value will do."""
-    name = words[0]
-    if name in ("EVAL", "EVALSHA"):
-        key = words[3]
-    elif name in ("XREAD", "XREADGROUP"):
-        key = words[words.index("STREAMS") + 1]
-    else:
-        key = words[2 if name in ("XGROUP", "XINFO") else 1] if len(words) > 1 else b""
-    return key if isinstance(key, bytes) else str(key).encode()
 
 
 def node_endpoint(endpoint: Endpoint, address: Address) -> Endpoint:
