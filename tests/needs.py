@@ -1,4 +1,4 @@
-"""Servers that the system installs: a test without one is skipped, or fails if IDEMGATE_NEED names the server.
+"""Programs that the system installs: a test without one is skipped, or fails if IDEMGATE_NEED names it.
 
 `IDEMGATE_NEED=postgresql,rabbitmq` is for continuous integration, where a skip could hide a broken installation.
 """
@@ -17,8 +17,9 @@ PACKAGES = {
     "rabbitmq": "rabbitmq-server",
     "zookeeper": "zookeeper default-jre-headless",
     "pgbouncer": "pgbouncer",
+    "luacheck": "lua-check",
 }
-"""The Debian packages of each server. `.ci/brokers` installs them."""
+"""The Debian packages of each program. `.ci/brokers` installs them."""
 
 
 def report_missing(server: str) -> NoReturn:

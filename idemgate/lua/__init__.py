@@ -4,13 +4,14 @@ A line `--- @include "lib/x"` is replaced by that file, at most once per script 
 include files for the function around them, each at most once. Then the functions of these files are created only when
 that function runs. Creating one costs about as much as querying a key.
 
-A marker at the end of a line, `-- fault: name`, says that a test puts a fault there. No server gets it.
+No server gets the headers of the files (`---`), or the markers `-- fault: name` of the lines that tests change.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +21,7 @@ _DIRECTORY = Path(__file__).parent  # importing importlib.resources costs more t
 _CALL = re.compile(rb'redis\.p?call\("([A-Z]+(?:", "[A-Z]+)?)"')
 _INCLUDE = re.compile(r'--- @include "([a-z_/]+)"\n')
 _INCLUDES = re.compile(r'(?:^--- @include "[a-z_/]+"\n)+|(?:^ +--- @include "[a-z_/]+"\n)+', re.MULTILINE)
-_MARKER = re.compile(" -- fault: .+")
+_UNSENT = re.compile(r" -- fault: .+|^---.*\n", re.MULTILINE)
 
 
 class Script:
@@ -49,8 +50,8 @@ def names() -> list[str]:
     return sorted(f"{folder.name}/{file.name[:-4]}" for folder in folders for file in folder.iterdir())
 
 
-def expand(name: str, seen: set[str] | None = None) -> str:
-    """Return a script with its includes and markers. `seen`: files that it has already."""
+def expand(name: str, seen: set[str] | None = None, read: Callable[[str], str] | None = None) -> str:
+    """Return a script with its includes, headers and markers. `seen`: its files so far. `read`: used for `source`."""
     seen = {name} if seen is None else seen
 
     def include(block: re.Match[str]) -> str:
@@ -59,16 +60,16 @@ def expand(name: str, seen: set[str] | None = None) -> str:
         for included in _INCLUDE.findall(block[0]):
             if included not in scope:
                 scope.add(included)
-                files.append(expand(included, scope))
+                files.append(expand(included, scope, read))
         return "".join(files)
 
-    return _INCLUDES.sub(include, source(name))
+    return _INCLUDES.sub(include, (read or source)(name))
 
 
 @cache
 def script(name: str) -> Script:
     """Return the script with that name. It is expanded and hashed once per process."""
-    found = Script(name, _MARKER.sub("", expand(name)))
+    found = Script(name, _UNSENT.sub("", expand(name)))
     _names[found.sha] = name
     return found
 

@@ -16,7 +16,7 @@ from functools import cache
 from hashlib import sha1
 from typing import Any
 
-from idemgate.lua import Script, commands, name_of, script
+from idemgate.lua import Script, commands, name_of, script, source
 
 __all__ = ["checked", "checks_rights", "with_check"]
 
@@ -66,7 +66,7 @@ def checked(name: str) -> Script:
     """Return the variant of a script that checks its user's rights. It is the script itself if that writes nothing."""
     plain = script(name)
     text = plain.text.decode()
-    if not commands(name) & _WRITES or "Writes nothing." in text:
+    if not commands(name) & _WRITES or "Writes nothing." in source(name):
         return plain
     if name in _BY_PATH:
         if not _ALLOW.search(text):

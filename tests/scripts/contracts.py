@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, takewhile
 
-__all__ = ["FAMILIES", "Header", "expanded", "header_of", "violations"]
+__all__ = ["Header", "expanded", "header_of", "violations"]
 
 Sources = Mapping[str, str]
 
@@ -34,38 +34,9 @@ GLOBALS = _set("""KEYS ARGV redis cmsgpack struct math string table tonumber tos
     error next assert pcall""")
 KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
     while""")
-FAMILIES = {
-    "dead/dead_letters", "dedup/buckets", "dedup/events", "dedup/marks", "dedup/pages", "members", "merge/payloads",
-    "now", "record/end_record", "record/format", "record/read_record", "record/write_record", "replies/replies",
-    "reshard/load_entries", "reshard/next_entries", "schedule/admission", "schedule/due_times", "schedule/next_due",
-    "schedule/rank", "schedule/requeue", "schedule/schedule", "slot/budget", "slot/counters", "slot/header",
-    "slot/inflight", "slot/limits", "slot/message", "slot/read_due_batch", "slot/settle_any", "slot/settle_deliveries",
-    "slot/settle_one", "slot/slot", "slot/take_messages", "slot/write_batch", "trigger/accept_any",
-    "trigger/accept_plain", "trigger/dedup", "trigger/merge_trigger", "trigger/pending", "trigger/read_stored",
-    "validate/problems", "validate/slot", "validate/stored",
-}  # fmt: skip
-"""Libraries that hold more than the one function they are named after."""
-ANSWERING = {
-    "lib/reshard/next_entries", "lib/schedule/admission", "lib/slot/early_reply", "lib/slot/settle_any",
-    "lib/slot/settle_deliveries", "lib/slot/settle_one", "lib/slot/take_messages", "lib/trigger/accept_any",
-    "lib/trigger/accept_plain", "lib/trigger/dedup", "lib/trigger/merge_trigger", "lib/trigger/read_stored",
-}  # fmt: skip
-"""Libraries that make a part of the reply of those that include them."""
+ANSWERS = "--- Makes a part of the reply."
+"""The line of a library that returns a part of the reply of those that include it."""
 COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
-KEY_LISTS = {"slot": "lib/slot/slot", "member_keys": "lib/members"}
-"""Functions that name the keys of a script, and their libraries."""
-KEY_NAMES = {
-    "guard": {"key", "t.key"},
-    "dedup": {"key", "t.key"},
-    "topics": {"log", "page", "target", "hash", "zset", "from", "t.key"},
-    "reshard": {"log", "target", "hash", "t.key"},
-    "members": {"key"},
-    "expiry": set(),
-    "lists": {"key"},
-    "streams": {'"DELCONSUMER"'},
-    "lib": {"key", "log", "page", "t.key"},
-}
-"""The variable names, by folder, under which a script may pass a key; `t.key` belongs to lib/dedup/buckets."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +179,7 @@ def violations(sources: Sources) -> list[str]:
     """All there is to complain about, each line beginning with the file."""
     found: list[str] = []
     for name, text in sources.items():
-        checks = [_includes_agree]
+        checks = [_includes_agree, _calls_known_commands, _calls_with_keys]
         checks += (
             [_is_a_library]
             if name.startswith("lib/")
@@ -248,33 +219,33 @@ def _reached(name: str, sources: Sources) -> set[str]:
 
 
 def _is_a_library(name: str, text: str, _: Sources) -> Iterator[str]:
-    wanted, defined = name.rpartition("/")[2], _defined(_code(text))
-    if not defined or (set(defined) != {wanted} and name.removeprefix("lib/") not in FAMILIES):
-        yield f"defines {', '.join(defined) or 'nothing'}, not just {wanted}"
+    if not _defined(_code(text)):
+        yield "defines nothing"
     if re.search(r"\b(KEYS|ARGV)\b", _code(text)):
         yield "reads KEYS or ARGV"
 
 
 def _keys_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
-    code = _code(text).replace("KEYS[2] and {}", "")  # whether there are several
+    code = re.sub(r"#KEYS\b", "", _code(text))
     used = {int(number) for number in re.findall(r"\bKEYS\[(\d+)\]", code)}
-    for whole in re.findall(r"\b(\w+)\(KEYS\)", code):
-        used |= {int(number) for number in re.findall(r"\bkeys\[(\d+)\]", sources.get(KEY_LISTS.get(whole, ""), ""))}
-    if re.search(
-        r"\bKEYS\b",
-        re.sub(r"\bKEYS\[(?:\d+|i)\]|= (slot|member_keys)\(KEYS\)|in ipairs\(KEYS\)|i == #KEYS\b", "", code),
-    ):
+    each = re.findall(r"\bKEYS\[[a-z]\w*\]|\bipairs\(KEYS\)", code)
+    if each:
+        used.discard(2)  # whether there are several
+    for whole in set(re.findall(r"\b(\w+)\(KEYS\)", code)) - GLOBALS:
+        used |= _keys_of(whole, sources)
+    if re.search(r"\bKEYS\b(?!\[(?:\d+|[a-z]\w*)\])", re.sub(r"\b(?!unpack)\w+\(KEYS\)", "", code)):
         yield "uses KEYS in a way that cannot be checked"
-    if ("ipairs(KEYS)" in code or _each_in_turn(code)) != header_of(text).many:
+    if bool(each) != header_of(text).many:
         yield "takes all of KEYS, or says so, and not both"
     declared = set(range(1, header_of(text).keys + 1))
     if used != declared:
         yield f"uses KEYS {sorted(used)}, its header says {sorted(declared)}"
 
 
-def _each_in_turn(code: str) -> bool:
-    """Whether it goes through KEYS by `i`, from the first on, and may end before the last."""
-    return "KEYS[i]" in code and "\nrepeat\n  i = i + 1\n" in code and "\nuntil i == #KEYS or " in code
+def _keys_of(function: str, sources: Sources) -> set[int]:
+    """Return the numbers of the keys that this function of a library names."""
+    texts = (_code(text) for text in sources.values() if function in _defined(_code(text)))
+    return {int(number) for text in texts for number in re.findall(r"\bkeys\[(\d+)\]", text)}
 
 
 def _args_agree(name: str, text: str, _: Sources) -> Iterator[str]:
@@ -282,17 +253,20 @@ def _args_agree(name: str, text: str, _: Sources) -> Iterator[str]:
     used = {int(number) for number in re.findall(r"\bARGV\[(\d+)\]", code)}
     if used != header.args or header.args != frozenset(range(1, len(header.args) + 1)):
         yield f"uses ARGV {sorted(used)}, its header says {sorted(header.args)}"
-    found = _tails_used(code)
-    wanted = set() if header.tail is None else {header.tail}
-    if found != wanted:
+    wanted, found = set() if header.tail is None else {header.tail}, _tails_read(code)
+    rest = re.search(r"\bARGV(?!\[\d+\])", re.sub(r"#ARGV\b", "", code))
+    if found - wanted:
         yield f"reads ARGV from {sorted(found)} (start, how many are one), its header says {sorted(wanted)}"
+    elif bool(rest) != bool(wanted):
+        yield f"reads {'' if rest else 'no '}ARGV behind those with a number, its header says {sorted(wanted)}"
     elif header.tail and header.tail[0] != len(header.args) + 1:
         yield f"has arguments from {header.tail[0]} on, but {len(header.args)} before them"
 
 
-def _tails_used(code: str) -> set[tuple[int, int]]:
+def _tails_read(code: str) -> set[tuple[int, int]]:
+    """Return the start and the step of what reads the rest of ARGV, where the code shows both."""
     found = {(int(start), 1) for start in re.findall(r"\bunpack\(ARGV, (\d+)\)", code)}
-    columns = re.findall(r"\bunpack\(ARGV, (\d+)(?:, \d+)? \+ given\)", code)
+    columns = re.findall(r"\bunpack\(ARGV, (\d+)(?:, \d+)? \+ \w+\)", code)
     found |= {(int(start), columns.count(start)) for start in columns}
     read: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     loop = re.compile(r"^( *)for (\w+) = (\d+), [^,\n]+?(?:, (\d+))? do\n(.*?)^\1end", re.MULTILINE | re.DOTALL)
@@ -300,13 +274,6 @@ def _tails_used(code: str) -> set[tuple[int, int]]:
         offsets = {int(offset or 0) for offset in re.findall(rf"\bARGV\[{variable}(?: \+ (\d+))?\]", body)}
         if offsets:
             read[int(start), int(step or 1)] |= offsets
-    for factor, shift in re.findall(
-        r"\bat, \w+, \w+ = (\d+) \* i((?: [+-] \d+)?),", code if _each_in_turn(code) else ""
-    ):
-        offsets = {int(offset or 0) for offset in re.findall(r"\bARGV\[at(?: \+ (\d+))?\]", code)}
-        read[int(factor) + int(shift.replace(" ", "") or 0), int(factor)] |= offsets
-    for shift in re.findall(r"\bARGV\[i \+ (\d+)\]", code if _each_in_turn(code) else ""):
-        read[int(shift) + 1, 1] |= {0}
     for (first, several), offsets in read.items():
         found.add((first, several if offsets == set(range(several)) else -len(offsets)))
     return found
@@ -314,7 +281,7 @@ def _tails_used(code: str) -> set[tuple[int, int]]:
 
 def _words_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
     reached = set(chain.from_iterable(_reached(one, sources) for one in _includes(text)))
-    header, answering = header_of(text), sorted(reached & ANSWERING)
+    header, answering = header_of(text), sorted(one for one in reached if ANSWERS in sources.get(one, ""))
     code = "\n".join(map(_code, [text, *(sources[one] for one in answering)]))
     replies = re.findall(r"\{\s+([^{},]+), now_ms\b", code)
     words = {word for reply in replies for word in re.findall(r'"(\w+)"', reply)}
@@ -343,17 +310,6 @@ def _time_agrees(name: str, text: str, sources: Sources) -> Iterator[str]:
 def _stays_inside(name: str, text: str, sources: Sources) -> Iterator[str]:
     files = list(dict.fromkeys(expanded(name, sources)))
     whole = "\n".join(_code(sources[one]) for one in files)
-    room = name.partition("/")[0]
-    calls = re.findall(r"redis\.p?call\(\s*([^,)]+)(?:,\s*([^,]+?))?\s*[,)]", whole)
-    for command, key in calls:
-        if command.strip('"') not in READS | WRITES:
-            yield f"calls {command}"
-        if (
-            key
-            and not re.match(r"(?:\w+ and K\.\w+ or )?(?:call\.)?K\.\w+|K\[\w+\]|KEYS\[\d+\]$", key)
-            and key not in KEY_NAMES[room]
-        ):
-            yield f"gives {command} the key {key}, which is not one of KEYS"
     if re.search(r'"(?:P?EXPIRE|PEXPIREAT)"[^\n]*"(?:NX|XX|GT|LT)"', whole):
         yield "uses an option of EXPIRE that Redis 6.2 does not know"
     if 'redis.call("PUBLISH"' in whole:
@@ -361,9 +317,48 @@ def _stays_inside(name: str, text: str, sources: Sources) -> Iterator[str]:
     if re.search(r"\.\.\s*\w+_us\b|\b\w+_us\s*\.\.", whole):
         yield "joins a large number to a text: Lua writes 1.787e+15; use digits()"
     if "Writes nothing" in text:
-        alone = "\n".join(_code(sources[one]) for one in files if one.removeprefix("lib/") not in FAMILIES)
-        yield from (f"says that it writes nothing, and calls {one}" for one in sorted(WRITES) if f'"{one}"' in alone)
+        run = _code_run(name, files, sources)
+        yield from (f"says that it writes nothing, and calls {one}" for one in sorted(WRITES) if f'"{one}"' in run)
     names = [one for file in files for one in _defined(_code(sources[file]))]
     yield from (f"{one} is defined twice in the whole" for one, times in Counter(names).items() if times > 1)
     bare = "\n".join(_bare(sources[one]) for one in files)
     yield from (f"{one} is not defined" for one in sorted(_used(bare) - GLOBALS - _declared(bare)))
+
+
+CALL = re.compile(r"redis\.p?call\(\s*([^,)]+)(?:,\s*([^,]+?))?\s*[,)]")
+
+
+def _calls_known_commands(name: str, text: str, _: Sources) -> Iterator[str]:
+    for command, _key in CALL.findall(_code(text)):
+        if command.strip('"') not in READS | WRITES:
+            yield f"calls {command}"
+
+
+def _calls_with_keys(name: str, text: str, _: Sources) -> Iterator[str]:
+    known = _key_names(text)
+    for command, key in dict.fromkeys(CALL.findall(_code(text))):
+        named = re.match(r'(?:\w+ and K\.\w+ or )?(?:call\.)?K\.\w+|K\[\w+\]|KEYS\[\w+\]$|"[A-Z]+"$', key)
+        if key and not named and key not in known:
+            yield f"gives {command} the key {key}, which is not one of KEYS"
+
+
+def _key_names(text: str) -> set[str]:
+    """Return the variables that hold names of keys: those assigned from KEYS or K, and those the header names."""
+    found = {name for names in re.findall(r"^--- Keys: (.+)$", text, re.MULTILINE) for name in names.split(", ")}
+    for names, values in re.findall(r"\blocal ([\w, ]+) = ([^\n]+)", _code(text)):
+        pairs = zip(names.split(", "), re.split(r", (?![^({]*[)}])", values), strict=False)
+        found |= {name for name, value in pairs if re.fullmatch(r"(?:KEYS|K\b.*)(?:\[\w+\])", value.strip())}
+    return found
+
+
+def _code_run(name: str, files: list[str], sources: Sources) -> str:
+    """Return the code of a script and of all functions of its libraries that it may call."""
+    function = re.compile(r"^local function (\w+)(.*?)^end\b", re.MULTILINE | re.DOTALL)
+    libraries = "\n".join(_code(sources[one]) for one in files if one != name)
+    bodies, outside = dict(function.findall(libraries)), function.sub("", libraries)
+    run, wanted = [_code(sources[name]), outside], _used(_bare(sources[name])) | _used(_bare(outside))
+    while called := wanted & bodies.keys():
+        texts = [bodies.pop(one) for one in called]
+        run += texts
+        wanted = set().union(*(_used(_bare(one)) for one in texts))
+    return "\n".join(run)

@@ -13,6 +13,7 @@
 --- Returns {"ok", now ms, generation, number of members that follow (0 if the generation is the one known),
 ---          two a member: id; topics, then one for each slot taken over or wanted: its holder, "" = none}
 ---         {"stale", now ms} {"foreign", now ms, problem}
+--- Keys: key
 --- @include "lib/now"
 --- @include "lib/members"
 local K, now_us = member_keys(KEYS), now(ARGV[1])

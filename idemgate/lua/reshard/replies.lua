@@ -5,6 +5,7 @@
 --- ARGV[3] cursor from the previous call; "0" at first
 --- Returns {"ok", now ms, next cursor ("0" = done), half minute, then two a reply: request id, reply}
 ---         {"foreign", now ms, problem}
+--- Keys: log
 --- @include "lib/now"
 --- @include "lib/slot/slot"
 --- @include "lib/validate/slot"

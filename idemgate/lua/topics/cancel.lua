@@ -6,6 +6,7 @@
 --- ARGV[3] policy (lib/slot/slot)
 --- ARGV[4] key
 --- Returns {"cancelled", now ms} (no delivery starts after this) {"in_flight", now ms} {"absent", now ms} {"foreign", now ms, problem}
+--- Keys: hash
 --- @include "lib/now"
 --- @include "lib/slot/slot"
 --- @include "lib/slot/early_reply"

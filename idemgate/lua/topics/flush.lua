@@ -10,6 +10,7 @@
 --- ARGV[5..] keys of the previous page that are still to be moved
 --- Returns {"ok", now ms, moved, left (for all: number still due later), then for all: "" when done, or ARGV[4..] of the next call}
 ---         {"foreign", now ms, problem}
+--- Keys: hash
 --- @include "lib/now"
 --- @include "lib/slot/slot"
 --- @include "lib/slot/early_reply"

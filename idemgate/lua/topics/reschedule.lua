@@ -7,6 +7,7 @@
 --- ARGV[5] due time: "a" + ms since the epoch, "d" + ms from now
 --- Returns {"rescheduled", now ms, due ms} {"in_flight", now ms, 0} (no message is pending) {"absent", now ms, 0}
 ---         {"foreign", now ms, problem}
+--- Keys: hash
 --- @include "lib/now"
 --- @include "lib/slot/slot"
 --- @include "lib/slot/early_reply"

@@ -1,3 +1,4 @@
+--- Keys: t.key
 -- A linear hash table (Litwin, VLDB 1980) of marks in fields of a hash. A field is a bucket. When there are too many
 -- marks, the next bucket in order is split in two. The table grows with its content, and no call pays for all of it.
 -- Data dictionary:

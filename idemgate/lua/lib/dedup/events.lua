@@ -1,3 +1,4 @@
+--- Keys: t.key
 --- @include "lib/dedup/buckets"
 --- @include "lib/now"
 --- @include "lib/validate/stored"

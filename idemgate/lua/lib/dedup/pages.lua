@@ -1,3 +1,4 @@
+--- Keys: key
 --- @include "lib/dedup/buckets"
 -- One page of a shard of a dedup set: a hash of the ids marked from `start` until `ends`. It expires as a whole. Data
 -- dictionary:

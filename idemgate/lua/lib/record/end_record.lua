@@ -1,3 +1,4 @@
+--- Keys: key
 -- Replace an existing record that was in another state. PEXPIRE comes first: a server without memory refuses a script
 -- whose first write is SET, and finished work must still be recorded. After another write (`wrote`), nothing is
 -- refused any more. A time of 0 ms deletes the key.

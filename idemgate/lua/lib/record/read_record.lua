@@ -1,3 +1,4 @@
+--- Keys: key
 --- @include "lib/record/format"
 -- Return the record of one idempotency key as a table, or nil and the problem.
 local function read_record(key)

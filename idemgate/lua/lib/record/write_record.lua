@@ -1,3 +1,4 @@
+--- Keys: key
 --- @include "lib/record/read_record"
 -- Pack a record given as the table that read_record returns.
 local function pack_record_table(r)

@@ -1,3 +1,4 @@
+--- Keys: log
 --- @include "lib/now"
 -- Return the stored reply of this request, or nil. Replies are stored for 30 to 60 s. A request that was part of a larger
 -- one, sent to a slot that has moved, carries both ids. Its own id (16 bytes) comes first, and the reply found may be the

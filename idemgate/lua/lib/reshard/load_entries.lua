@@ -1,3 +1,4 @@
+--- Keys: hash
 --- @include "lib/now"
 --- @include "lib/slot/message"
 --- @include "lib/slot/counters"

@@ -1,3 +1,5 @@
+--- Makes a part of the reply.
+--- Keys: hash
 --- @include "lib/now"
 --- @include "lib/slot/inflight"
 --- @include "lib/schedule/schedule"

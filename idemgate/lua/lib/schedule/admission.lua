@@ -1,3 +1,4 @@
+--- Makes a part of the reply.
 --- @include "lib/slot/message"
 --- @include "lib/slot/budget"
 --- @include "lib/validate/problems"

@@ -1,3 +1,4 @@
+--- Keys: hash
 --- @include "lib/slot/message"
 --- @include "lib/schedule/schedule"
 --- @include "lib/merge/payloads"

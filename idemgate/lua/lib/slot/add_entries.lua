@@ -1,3 +1,4 @@
+--- Keys: hash, zset
 -- Write the first `n` values of `entries` to a hash and the first `m` of `scored` to a sorted set: keys of messages, with a
 -- value or a score each. The server keeps small hashes and sets as lists, and each command searches a list from its beginning.
 -- That would take most of the time of a script that adds or removes a hundred keys. A value of more than 64 bytes turns a

@@ -1,3 +1,4 @@
+--- Makes a part of the reply.
 --- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
 --- @include "lib/replies/replies"

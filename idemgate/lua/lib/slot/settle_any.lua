@@ -1,3 +1,4 @@
+--- Makes a part of the reply.
 --- @include "lib/slot/header"
 --- @include "lib/dead/dead_letters"
 --- @include "lib/validate/slot"

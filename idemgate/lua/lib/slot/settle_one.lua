@@ -1,3 +1,4 @@
+--- Makes a part of the reply.
 --- @include "lib/schedule/requeue"
 --- @include "lib/dead/dead_letters"
 --- @include "lib/slot/store_result"

@@ -1,3 +1,4 @@
+--- Keys: page
 --- @include "lib/now"
 -- Results of deliveries, for callers that wait for them. Only topics with the policy's `results` store any. Each of two hashes
 -- holds the results of one period of `results` ms. When a period begins, its hash is deleted. So a result is stored for one to

@@ -1,3 +1,4 @@
+--- Keys: from
 --- @include "lib/slot/counters"
 --- @include "lib/slot/add_entries"
 -- Write the deliveries of a batch, and remove what it moved from the set `from`. `entries` and `leases` have `size` values.

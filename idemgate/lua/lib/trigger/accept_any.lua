@@ -1,3 +1,4 @@
+--- Makes a part of the reply.
 --- @include "lib/schedule/due_times"
 --- @include "lib/now"
 -- Accept triggers with any options into messages of any kind. Return the reply, and whether

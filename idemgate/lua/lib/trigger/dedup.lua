@@ -1,3 +1,4 @@
+--- Makes a part of the reply.
 --- @include "lib/validate/problems"
 --- @include "lib/dedup/events"
 -- Note a fact about a name until `expires`, ms, for `store_facts`. `call.expires` is the latest expiry of the call.

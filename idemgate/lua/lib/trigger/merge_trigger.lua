@@ -1,3 +1,4 @@
+--- Makes a part of the reply.
 --- @include "lib/now"
 --- @include "lib/slot/header"
 --- @include "lib/merge/payloads"

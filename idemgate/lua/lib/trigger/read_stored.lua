@@ -1,3 +1,4 @@
+--- Makes a part of the reply.
 -- Complete `t.stored`, the packed pending messages of the keys, by index, and `t.in_flight`, the set of keys in
 -- flight. The pending message of a key in flight is that of K.next.
 local function read_stored(t)

@@ -1,3 +1,4 @@
+--- Keys: target
 --- @include "lib/slot/slot"
 -- Return a problem if one of the slot's keys holds data that idemgate did not write, else nil. It runs before the
 -- first write: scripts do not roll back. A closed slot (reshard/close) returns "closed " and the change's name, and

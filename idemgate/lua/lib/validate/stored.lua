@@ -1,3 +1,4 @@
+--- Keys: hash
 --- @include "lib/slot/message"
 --- @include "lib/slot/inflight"
 --- @include "lib/validate/problems"

@@ -1,3 +1,4 @@
+--- Keys: key
 -- Return the problem if a key of a consumed list has another type; nil if all are valid.
 local function validate_list_keys(K)
   local types = { source = "list", incoming = "list", leases = "zset", state = "hash", data = "hash", dead = "list" }

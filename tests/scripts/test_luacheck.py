@@ -1,0 +1,50 @@
+"""luacheck finds no name that is undefined or unused in a script, and would find one."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from idemgate import lua
+from tests.needs import report_missing
+from tools import luacheck
+
+
+@pytest.fixture(autouse=True)
+def _needed() -> None:
+    if not shutil.which("luacheck"):
+        report_missing("luacheck")
+
+
+def test_each_name_in_the_scripts_has_a_meaning() -> None:
+    assert luacheck.findings(lua.names()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "told"),
+    [
+        ("guard/renew", "token then", "tokem then", "accessing undefined variable 'tokem'"),
+        ("guard/renew", "local key", "local other\nlocal key", "unused variable 'other'"),
+        ("lib/fence", "local function", "local function one() end\nlocal function", "unused function 'one'"),
+    ],
+)
+def test_a_name_without_a_meaning_is_found(
+    file: str, before: str, after: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, text = lua.source, lua.source(file)
+    assert before in text
+    line = text.partition(before)[0].count("\n") + 1
+    monkeypatch.setattr(lua, "source", lambda name: text.replace(before, after) if name == file else source(name))
+    assert f"{file}:{line}: {told}" in luacheck.findings(lua.names())
+
+
+def test_without_luacheck_nothing_is_checked_unless_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("IDEMGATE_NEED", raising=False)
+    assert luacheck.main() == 0
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    monkeypatch.setenv("IDEMGATE_NEED", "postgresql,luacheck")
+    assert luacheck.main() == 1
