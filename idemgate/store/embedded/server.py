@@ -28,22 +28,12 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypedDict
 from urllib.parse import quote, unquote, urlsplit
 
 from idemgate.core.clock import monotonic
 from idemgate.errors import InvalidArgument, NotConfigured, StoreError
 from idemgate.store.embedded import supervisor
-from idemgate.store.embedded.control import (
-    State,
-    connect,
-    log_events,
-    query_state,
-    read_state,
-    remove_remains,
-    run_directory,
-    shut_down_orphan,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,6 +147,81 @@ def directory_of(url: str) -> str | None:
     return os.path.expanduser(path) if path else None  # noqa: PTH111 - Path raises without a home directory
 
 
+# -- the control socket --------------------------------------------------------------------------------------
+
+
+class State(TypedDict):
+    """The state of a server as its supervisor reports it."""
+
+    state: str
+    socket: str
+    pid: int
+    supervisor: int
+    binary: str
+    source: str
+    version: str
+    text: str
+
+
+def _run_directory(home: Path) -> Path | None:
+    """Return the directory of the sockets that the lock file names, or None.
+
+    A directory of another user is ignored: that user may have created it since. So is the one of a lock file that was
+    copied or moved from another data directory: the server there has other data.
+    """
+    try:
+        run = supervisor.published_run(home, json.loads((home / supervisor.LOCK_FILE).read_bytes()))
+        return run if run is not None and run.stat().st_uid == os.getuid() else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _connect(run: Path, command: str = "") -> socket.socket | None:
+    """Connect to the control socket and send a command. Return None when no supervisor listens."""
+    conn = socket.socket(socket.AF_UNIX)
+    try:
+        conn.connect(str(run / supervisor.CONTROL_SOCKET))
+        conn.sendall(command.encode())
+    except OSError:
+        conn.close()
+        return None
+    return conn
+
+
+def _read_state(conn: socket.socket, timeout: float) -> State | None:
+    """Return the next line that is not blank, or None when the supervisor closed the connection.
+
+    Raises:
+        TimeoutError: no byte arrived for `timeout` seconds.
+    """
+    conn.settimeout(timeout)
+    received = b""
+    try:
+        while not received.endswith(b"\n"):
+            if not (chunk := conn.recv(65536)):
+                return None
+            received = (received + chunk).lstrip(b"\n")
+    except ConnectionError:
+        return None
+    state: State = json.loads(received)
+    return state
+
+
+def _shut_down_orphan(run: Path) -> None:
+    """Shut down a server whose supervisor was killed, where the kernel does not end it (no prctl).
+
+    A supervisor listens before it starts a server. So this does nothing while one listens.
+    """
+    if control := _connect(run):
+        control.close()
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as conn:
+        conn.settimeout(supervisor.STOP_TIMEOUT)
+        conn.connect(str(run / supervisor.SERVER_SOCKET))
+        conn.sendall(b"SHUTDOWN NOSAVE\r\n")
+        conn.recv(256)
+
+
 # -- start, attach, end --------------------------------------------------------------------------------------
 
 
@@ -184,27 +249,35 @@ class Embedded:
         self._owner = os.getpid()
         self._hold: socket.socket | None = hold
         self._closing = threading.Event()
-        self._watch = connect(self._home, "watch")
+        self._watch = _connect(self._home, "watch")
         if self._watch:
             watching = threading.Thread(
                 target=_watch_supervisor,
-                args=(self._watch, self._closing, self.directory, self._supervisor),
+                args=(self._watch, self._closing, self.directory),
                 name="idemgate-embedded",
                 daemon=True,
             )
             watching.start()
 
+    def _query(self) -> tuple[int, int]:
+        """Return the process ids of the server and of its supervisor; 0 when no supervisor replies within 5 s."""
+        conn = _connect(self._home, "info")
+        if conn is None:
+            return 0, 0
+        with conn, contextlib.suppress(OSError):
+            if state := _read_state(conn, 5.0):
+                return state["pid"], state["supervisor"]
+        return 0, 0
+
     @property
     def pid(self) -> int:
         """The process id of the server. It changes with a restart, and is 0 while no server runs."""
-        state = query_state(self._home)
-        return state["pid"] if state else 0
+        return self._query()[0]
 
     @property
     def supervisor_pid(self) -> int:
         """The process id of the supervisor, or 0."""
-        state = query_state(self._home)
-        return state["supervisor"] if state else 0
+        return self._query()[1]
 
     @property
     def alive(self) -> bool:
@@ -216,9 +289,9 @@ class Embedded:
         """Return whether this hold was closed."""
         return self._hold is None
 
-    def is_under(self, supervisor_pid: int) -> bool:
-        """Return whether this hold was taken from that supervisor."""
-        return self._supervisor == supervisor_pid
+    def is_watched_by(self, watch: socket.socket) -> bool:
+        """Return whether this hold is open, and that connection reports on its supervisor."""
+        return self._hold is not None and self._watch is watch
 
     def abandon(self) -> None:
         """Close the connections to a dead supervisor, and leave the files to its successor."""
@@ -242,10 +315,13 @@ class Embedded:
             if self._watch:
                 self._watch.close()
             return
-        waiting = connect(self._home)  # before the hold is closed: afterwards the supervisor may be gone
+        waiting = _connect(self._home)  # before the hold is closed: afterwards the supervisor may be gone
         hold.close()
         if waiting is None:
-            remove_remains(self._home, Path(self.directory) if self.temporary else None)
+            _shut_down_orphan(self._home)
+            if self.temporary:
+                shutil.rmtree(self._home, ignore_errors=True)
+                shutil.rmtree(self.directory, ignore_errors=True)
         else:
             with waiting, contextlib.suppress(OSError):
                 waiting.settimeout(supervisor.STOP_TIMEOUT + 5)
@@ -298,7 +374,8 @@ def _start_in(home: Path, timeout: float, *, temporary: bool) -> Embedded:
                 f"{home} is in use, and its supervisor did not accept a connection within {timeout:g} s: "
                 f"it belongs to another user or another container. Stop that server, or use another directory"
             )
-        shut_down_orphan(home)
+        if run := _run_directory(home):
+            _shut_down_orphan(run)
         time.sleep(0.005)
 
 
@@ -327,12 +404,9 @@ def _prepare_directory(directory: str) -> Path:
 
 
 def _attach(home: Path, timeout: float, temporary: bool) -> Embedded | None:
-    run = run_directory(home)
-    hold = run and connect(run, "hold")
-    server = _wait_ready(home, hold, timeout, temporary=temporary) if hold else None
-    if server:
-        _log_use("attached to", server)
-    return server
+    run = _run_directory(home)
+    hold = run and _connect(run, "hold")
+    return _wait_ready(home, hold, timeout, "attached to", temporary=temporary) if hold else None
 
 
 def _launch(home: Path, binary: Binary, timeout: float, *, temporary: bool) -> Embedded | None:
@@ -364,16 +438,7 @@ def _launch(home: Path, binary: Binary, timeout: float, *, temporary: bool) -> E
         except (OSError, subprocess.CalledProcessError) as failure:
             ours.close()
             raise StoreError(f"the supervisor of the embedded server did not start: {failure}") from failure
-    server = _wait_ready(home, ours, timeout, temporary=temporary)
-    if server:
-        _log_use("started", server)
-    return server
-
-
-def _log_use(verb: str, server: Embedded) -> None:
-    program, keeps = server.binary, "temporary, in" if server.temporary else "data in"
-    where = (server.url, keeps, server.directory)
-    log.info("%s %s %s (from %s): %s, %s %s", verb, program.path, program.version, program.source, *where)
+    return _wait_ready(home, ours, timeout, "started", temporary=temporary)
 
 
 def _python_program() -> str:
@@ -384,27 +449,25 @@ def _python_program() -> str:
     return str(ours) if ours.exists() else "python3"
 
 
-def _wait_ready(home: Path, hold: socket.socket, timeout: float, *, temporary: bool) -> Embedded | None:
+def _wait_ready(home: Path, hold: socket.socket, timeout: float, verb: str, *, temporary: bool) -> Embedded | None:
     """Wait until the server is ready. Return None when the supervisor is busy or has just ended."""
     with contextlib.ExitStack() as undo:
         undo.callback(hold.close)
-        state = _read_first_state(hold, home, timeout + 5)
+        try:
+            state = _read_state(hold, timeout + 5)
+        except TimeoutError:
+            text = f"the supervisor of the embedded server in {home} sent nothing for {timeout + 5:g} s"
+            raise StoreError(text) from None
         if state is None or state["state"] == "busy":
             return None
         if state["state"] == "failed":
             raise StoreError(state["text"])
         undo.pop_all()
-    return Embedded(home, hold, state, temporary=temporary)
-
-
-def _read_first_state(hold: socket.socket, home: Path, timeout: float) -> State | None:
-    try:
-        return read_state(hold, timeout)
-    except TimeoutError:
-        text = f"the supervisor of the embedded server in {home} sent nothing for {timeout:g} s"
-        raise StoreError(text) from None
-    except (OSError, EOFError):
-        return None
+    server = Embedded(home, hold, state, temporary=temporary)
+    program, keeps = server.binary, "temporary, in" if temporary else "data in"
+    where = (server.url, keeps, server.directory)
+    log.info("%s %s %s (from %s): %s, %s %s", verb, program.path, program.version, program.source, *where)
+    return server
 
 
 # -- one server a process ------------------------------------------------------------------------------------
@@ -444,18 +507,32 @@ def _start_again(name: str | None, server: Embedded) -> Embedded:
     return _start_in(Path(server.directory), 10.0, temporary=server.temporary)
 
 
-def _watch_supervisor(watch: socket.socket, closing: threading.Event, directory: str, pid: int) -> None:
+def _watch_supervisor(watch: socket.socket, closing: threading.Event, directory: str) -> None:
     """Log what the supervisor reports. If it is killed, start the server of this process again."""
-    if not log_events(watch, closing, directory):
+    if not _log_events(watch, closing, directory):
         return
     with _shared_lock:
         for name, server in _shared.items():
-            if server.directory == directory and server.is_under(pid) and not server.closed:
+            if server.is_watched_by(watch):
                 try:
                     _shared[name] = _start_again(name, server)
                 except (InvalidArgument, NotConfigured, StoreError):
                     log.exception("the embedded server in %s did not start again", directory)
                 return
+
+
+def _log_events(watch: socket.socket, closing: threading.Event, directory: str) -> bool:
+    """Log what the supervisor reports, in the process of its client. Return True if it ended without a report."""
+    with watch, contextlib.suppress(OSError), watch.makefile("rb") as lines:
+        for line in lines:
+            event = json.loads(line)
+            log.log(logging.ERROR if event["level"] == "error" else logging.WARNING, "%s", event["text"])
+            if event["level"] == "error":
+                return False
+    if closing.is_set():
+        return False
+    log.error("the supervisor of the embedded server in %s is gone, and the server with it", directory)
+    return True
 
 
 @atexit.register
