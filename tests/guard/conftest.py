@@ -17,7 +17,7 @@ import pytest
 from idemgate import Gate
 from idemgate.core import keys
 from idemgate.store import clients, sync
-from idemgate.store import reconnecting as line
+from idemgate.store import connection_aio as line
 from idemgate.testing import Clock
 
 

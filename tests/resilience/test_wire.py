@@ -20,7 +20,7 @@ import idemgate.lua
 from idemgate import Gate
 from idemgate.core.calls import Call
 from idemgate.store import clients, sync
-from idemgate.store import reconnecting as line
+from idemgate.store import connection_aio as line
 from idemgate.testing import Clock
 from tests.proxy import Proxy
 from tests.resilience.casts import PLAYS, Play, answer_of
