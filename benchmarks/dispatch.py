@@ -11,7 +11,7 @@ import redis
 from benchmarks.measuring import Row
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, spent, started
-from idemgate.core.tokens import token
+from idemgate.core.calls import new_id
 from idemgate.guard.claims import Claims
 
 __all__ = ["NOTHING", "run"]
@@ -50,7 +50,7 @@ def run(plan: Plan) -> list[Row]:
 
 def _guard(server: Any, client: Any, n: int, repetition: int, costs: dict[str, list[float]]) -> None:
     """The guard's own scripts: first calls, and replays of them."""
-    claims, owners = Claims("bench", None), [token() for _ in range(n)]
+    claims, owners = Claims("bench", None), [new_id() for _ in range(n)]
     records = [claims.key("s", _key(repetition, at)) for at in range(n)]
 
     def asked(call: Any) -> tuple[Any, ...]:
@@ -67,7 +67,7 @@ def _guard(server: Any, client: Any, n: int, repetition: int, costs: dict[str, l
     ]
     client.script_load(ends[0].script.text)
     costs["the whole script of a completion"].append(_cost(server, client, [asked(call) for call in ends])[0])
-    again = [claims.claim(record, token(), 30_000, 86_400_000) for record in records]
+    again = [claims.claim(record, new_id(), 30_000, 86_400_000) for record in records]
     costs["the whole script of a replay"].append(_cost(server, client, [asked(call) for call in again])[0])
 
 

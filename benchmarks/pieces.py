@@ -17,8 +17,7 @@ from benchmarks.peers.speak import RESULT, payload
 from benchmarks.plan import Plan
 from idemgate import Delivery, Gate
 from idemgate.core import keys
-from idemgate.core.calls import Call
-from idemgate.core.tokens import token
+from idemgate.core.calls import Call, new_id
 from idemgate.store.embedded.server import start
 from idemgate.store.resp import encode_call, new_reader
 from idemgate.topics.deliveries import Settlement
@@ -61,14 +60,14 @@ def _cost(piece: Callable[[], object], plan: Plan, batch: int) -> float:
 
 def _guard(gate: Gate) -> Pieces:
     claims, codec = claims_of(gate), gate.context.codec
-    record, owner = claims.key("sync", "order:123456"), token()
+    record, owner = claims.key("sync", "order:123456"), new_id()
     claim = claims.claim(record, owner, 30_000, 86_400_000)
     words = ("EVALSHA", claim.script.sha, 1, *claim.keys, *claim.args)
     stored = codec.encode(RESULT)
     bare = hiredis.pack_command(words)
     return {
         "the key's name in Redis": lambda: claims.key("sync", "order:123456"),
-        "the owner's token": token,
+        "the owner's id": new_id,
         "building the claim's call, framed": lambda: claims.claim(record, owner, 30_000, 86_400_000),
         "packing as many words (hiredis), where a call is not framed": lambda: hiredis.pack_command(words),
         "reading as many words (hiredis)": lambda: _read(bare),  # any array of as many strings

@@ -9,7 +9,7 @@ from idemgate.core.keys import row_name
 from idemgate.core.scopes import scope_of
 from idemgate.core.validation import check_function
 from idemgate.core.verdict import Action, Outcome, Verdict
-from idemgate.dedup.calls import DedupValue
+from idemgate.dedup.dedup import DedupValue
 from idemgate.guard.batch import AioClaimBatch, ClaimBatch
 from idemgate.guard.claims import Record
 from idemgate.guard.current import Execution

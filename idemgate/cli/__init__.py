@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import NoReturn, cast
 
 from idemgate.cli import acl, demo, doctor, run, server, topics
-from idemgate.core.key_text import one_line
+from idemgate.core.text import one_line
 from idemgate.errors import IdemgateError, InvalidArgument, NotConfigured
 
 __all__ = ["command_line", "main"]

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from idemgate.cli.arguments import HelpFormatter, count, span
-from idemgate.core.key_text import printable
+from idemgate.core.text import printable
 from idemgate.default_gate import default_gate
 from idemgate.errors import IdemgateError, InvalidArgument
 from idemgate.gate import Gate

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from idemgate.cli.arguments import add_namespace, add_url, url_of
-from idemgate.core.key_text import one_line
+from idemgate.core.text import one_line
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.topics.registry import StoredTopic

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-__all__ = ["Clock", "monotonic", "perf_counter", "stamp"]
+__all__ = ["Clock", "monotonic", "perf_counter"]
 
 # Freezegun replaces the functions of `time` in all modules that refer to them. It does not find them in a partial, so
 # timeouts end in a test that freezes the time.
@@ -23,8 +23,3 @@ class Clock(Protocol):
     def microseconds(self) -> int:
         """Return the time in microseconds since the epoch."""
         ...
-
-
-def stamp(clock: Clock | None) -> bytes:
-    """Return ARGV[1] of every script: the test clock's time, or empty for the server's time."""
-    return b"" if clock is None else b"%d" % clock.microseconds()

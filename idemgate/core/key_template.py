@@ -1,31 +1,41 @@
-"""Compilation of the decorators' `key=` and `fingerprint=`, once, when the function is decorated.
+"""The `key=` and `fingerprint=` of the decorators: compiled once, when the function is decorated.
 
 A template is text with fields, such as "{event[id]}", "{order.id}" or "{a}:{b}". A field is a parameter of the
 function, followed by members ([id], or [0] for a list) and attributes (.id, without a leading underscore).
 
 With two or more fields, the separators are percent-encoded inside the values, so no two pairs of values share a key.
 For "{a}:{b}" these are `:` and `%`: ("x:y", "z") becomes `x%3Ay:z`. The value of a single field is not encoded.
+
+A call is (instance, args, kwargs), as in wrapt. With an instance, `args` lack the first parameter. Without one, `args`
+contain it: for a plain function, or a decorator that leaves `self` in `args`. Both are supported.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
 from inspect import Parameter, Signature, isabstract, iscoroutinefunction, ismethod, signature
 from string import Formatter
 from types import ModuleType, UnionType
 from typing import Any, Generic, Protocol, TypeVar, cast, get_origin, overload
+from uuid import UUID
 
-from idemgate.core.arguments import Args, Arguments, Find, Kwargs
 from idemgate.core.codec import digest
-from idemgate.core.key_text import check_encodes, text_of
+from idemgate.core.codec.packing import decimal_text
 from idemgate.core.validation import type_hints
 from idemgate.errors import InvalidArgument, MissingKey
 
-__all__ = ["FingerprintSpec", "KeyCallable", "KeySpec", "compile_fingerprint", "compile_key"]
+__all__ = ["Arguments", "FingerprintSpec", "KeyCallable", "KeySpec", "compile_fingerprint", "compile_key", "text_of"]
 
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
+Find = Callable[[object, Args, Kwargs], Any]
 _FIELD = re.compile(r"([^\W\d]\w*)((?:\.[^.\[\]]+|\[[^\[\]]+\])*)")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([^\[\]]+)\]")
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
@@ -426,3 +436,216 @@ def _declared_attributes(kind: type) -> dict[str, Any] | None:
     # Without an instance __dict__ every attribute is one of the class.
     has_dict = cast(Any, kind).__dictoffset__ != 0
     return type_hints(kind) if not has_dict and kind is not object else None
+
+
+# -- the arguments of a call ------------------------------------------------------------------------------------------
+
+
+_MISSING: Any = object()
+_NOWHERE = sys.maxsize
+
+
+def _unwrap(func: Callable[..., object]) -> Callable[..., object]:
+    """Return the function of a bound method, classmethod or staticmethod. Its signature has `self` or `cls`."""
+    if isinstance(func, (classmethod, staticmethod)) or ismethod(func):
+        return cast(Callable[..., object], cast(Any, func).__func__)
+    return func
+
+
+class Arguments:
+    """The parameters of `func`. Raises ValueError or TypeError for some builtins, as `inspect.signature` does."""
+
+    __slots__ = ("_finds", "_rest", "hints", "names", "of_method")
+
+    def __init__(self, func: Callable[..., object]) -> None:
+        func = _unwrap(func)
+        parameters = list(signature(func).parameters.values())
+        named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        self.hints = type_hints(func)
+        self.names = tuple(parameter.name for parameter in parameters)
+        self._finds = {p.name: _find(at, p, named) for at, p in enumerate(parameters)}
+        self._rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        self.of_method = _takes_self(func, self.names)
+
+    def find(self, name: str) -> Find | None:
+        """Return a function that finds the argument `name` of a call; None if there is no such parameter.
+
+        With `**kwargs` every name is accepted, and a missing argument raises TypeError at the call.
+        """
+        found = self._finds.get(name)
+        return _Extra(name) if found is None and self._rest else found
+
+    def all(self, instance: object, args: Args, kwargs: Kwargs) -> dict[str, Any]:
+        """Return all arguments by name with their defaults, without the instance or class of a method."""
+        skip = instance is not None or self.of_method
+        return {name: self._finds[name](instance, args, kwargs) for name in self.names[skip:]}
+
+
+def _find(at: int, parameter: Parameter, named: frozenset[str]) -> Find:
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return _Positionals(at)
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return _Keywords(named)
+    return _One(at, parameter)
+
+
+def _takes_self(func: Callable[..., object], names: tuple[str, ...]) -> bool:
+    """Return True for a function of a class body, such as `Shop.pay`, whose first parameter is `self` or `cls`."""
+    around = getattr(func, "__qualname__", "").rpartition(".")[0]
+    return bool(around) and not around.endswith("<locals>") and names[:1] in (("self",), ("cls",))
+
+
+class _One:
+    __slots__ = ("_at", "_default", "_keyword", "_name")
+
+    def __init__(self, at: int, parameter: Parameter) -> None:
+        self._at = _NOWHERE if parameter.kind is parameter.KEYWORD_ONLY else at
+        self._name = parameter.name
+        # A positional-only name may also be a name in **kwargs, which is another argument.
+        self._keyword = "" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name
+        self._default = _MISSING if parameter.default is parameter.empty else parameter.default
+
+    def __call__(self, instance: object, args: Args, kwargs: Kwargs) -> Any:
+        at = self._at if instance is None else self._at - 1
+        if at < len(args):
+            return args[at] if at >= 0 else instance
+        value = kwargs.get(self._keyword, self._default)
+        if value is _MISSING:
+            raise TypeError(f"missing a required argument: {self._name!r}")  # the same error as the call itself
+        return value
+
+
+class _Positionals:
+    __slots__ = ("_at",)
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def __call__(self, instance: object, args: Args, _kwargs: Kwargs) -> Args:
+        return (args if instance is None else (instance, *args))[self._at :]
+
+
+class _Keywords:
+    __slots__ = ("_named",)
+
+    def __init__(self, named: frozenset[str]) -> None:
+        self._named = named
+
+    def __call__(self, _instance: object, _args: Args, kwargs: Kwargs) -> dict[str, Any]:
+        return {name: value for name, value in kwargs.items() if name not in self._named}
+
+
+class _Extra:
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, _instance: object, _args: Args, kwargs: Kwargs) -> Any:
+        if self._name not in kwargs:
+            raise TypeError(f"missing a keyword argument: {self._name!r}")
+        return kwargs[self._name]
+
+
+# -- the text of a value ----------------------------------------------------------------------------------------------
+
+_NO_NAME = "A missing key would make all such messages one; refuse the message, or name the work by something it has"
+_KINDS = "Use a str, int, bytes, UUID, Decimal, Enum, date or aware datetime"
+
+
+def text_of(value: object, name: str) -> str:
+    """Return `value` as key text. Two values of one type have the same text if they are equal, and only then.
+
+    Types are ignored: 7 and "7" are one key, since JSON and form data write the same number in two ways. bytes are
+    decoded as UTF-8. An Enum counts by its value, an aware datetime by its time in UTC. A Decimal counts by its value:
+    1, 1.0 and 1.00 are the key "1", and 1.50 is "1.5". Text counts as it is written: "1.50" is another key.
+
+    Args:
+        value: the value.
+        name: the parameter to name in the error.
+
+    Raises:
+        MissingKey: the value is None or empty.
+        InvalidArgument: the value is a bool, a float, a container or a naive datetime.
+    """
+    kind = type(value)
+    if kind is str and value:
+        return value  # type: ignore[return-value] # `kind is str` implies it, at half the cost of isinstance
+    if kind is int:
+        return _int_text(value, name)
+    return _other_text(value, name)
+
+
+def check_encodes(key: str, name: str) -> str:
+    """Return the key. Raises InvalidArgument if it cannot be encoded as UTF-8."""
+    if not key.isascii():
+        try:
+            key.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument(name, key, "holds half a surrogate pair", "Pass bytes, or repair the text") from None
+    return key
+
+
+def _int_text(value: Any, name: str) -> str:
+    try:
+        return int.__repr__(value)
+    except ValueError:  # Python limits the conversion of an int to 4,300 digits
+        raise InvalidArgument(
+            name, f"int of {value.bit_length()} bits", "is too long for a key", "Use a hash of it"
+        ) from None
+
+
+def _other_text(value: object, name: str) -> str:
+    if isinstance(value, Enum):
+        return text_of(value.value, name)
+    if value is None or (isinstance(value, (str, bytes)) and not value):
+        raise MissingKey(name, value, "makes an empty key", _NO_NAME)
+    if isinstance(value, bool):
+        raise InvalidArgument(name, value, "is a bool, and two keys cannot tell messages apart", _KINDS)
+    for kind, write in _WRITERS:
+        if isinstance(value, kind):
+            return write(value, name)
+    raise InvalidArgument(name, value, f"is a {type(value).__qualname__}, which does not name anything", _fix(value))
+
+
+def _fix(value: object) -> str:
+    if isinstance(value, float):
+        return "Floats differ by rounding: use an int, a Decimal or the text the number came from"
+    if isinstance(value, (dict, list, tuple, set, frozenset)):
+        return "Name one member of it, as in {event[id]}, or use a callable"
+    return "Name an attribute of it, as in {order.id}. " + _KINDS
+
+
+def _bytes_text(value: bytes, name: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument(name, value, "is not UTF-8", "Use a callable that returns value.hex()") from None
+
+
+def _decimal_text(value: Decimal, name: str) -> str:
+    if not value.is_finite():
+        raise InvalidArgument(name, value, "is not a finite number", _KINDS)
+    return decimal_text(value)
+
+
+def _datetime_text(value: datetime, name: str) -> str:
+    if value.utcoffset() is None:
+        raise InvalidArgument(name, value, "is a naive datetime", "Give it a zone: value.replace(tzinfo=UTC)")
+    try:
+        return value.astimezone(UTC).isoformat()
+    except OverflowError:
+        raise InvalidArgument(
+            name, value, "has no such moment in UTC", "Pass a time well inside years 1 to 9999"
+        ) from None
+
+
+_WRITERS: list[tuple[type, Callable[[Any, str], str]]] = [
+    (str, lambda value, _name: str.__str__(value)),
+    (int, _int_text),
+    (bytes, _bytes_text),
+    (UUID, lambda value, _name: str(value)),
+    (Decimal, _decimal_text),
+    (datetime, _datetime_text),
+    (date, lambda value, _name: value.isoformat()),
+]

@@ -6,7 +6,7 @@ import logging
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from idemgate.core.durations import milliseconds
-from idemgate.core.key_text import one_line
+from idemgate.core.text import one_line
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from idemgate.core.calls import KEY_ERRORS, Batch, PerKeyCall
 from idemgate.core.clock import monotonic
-from idemgate.core.key_text import one_line
+from idemgate.core.text import one_line
 from idemgate.errors import NotDurable, ServerRejected, StoreError
 from idemgate.guard.attempt import ClaimAttempt, build_claim_calls, build_release_calls
 from idemgate.guard.claims import ClaimReply, Renewal

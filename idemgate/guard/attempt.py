@@ -11,15 +11,14 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast, get_args
 
-from idemgate.core.calls import Call, PerKeyCall
+from idemgate.core.calls import Call, PerKeyCall, new_id
 from idemgate.core.clock import monotonic
 from idemgate.core.codec import Codec
 from idemgate.core.codec.restoring import restore
 from idemgate.core.codec.state import holds_fields
 from idemgate.core.codec.storable import describe_unstored
-from idemgate.core.failure import message_of
 from idemgate.core.keys import Key, record, text_of
-from idemgate.core.tokens import token
+from idemgate.core.text import message_of
 from idemgate.core.verdict import Verdict
 from idemgate.errors import (
     AlreadyDone,
@@ -230,7 +229,7 @@ class ClaimAttempt:
     def owner(self) -> bytes:
         """The owner token. It is generated on first use, because a cache hit needs none."""
         if not self._owner:
-            self._owner = token()
+            self._owner = new_id()
         return self._owner
 
     def give_up(self) -> ClaimAttempt:
@@ -246,7 +245,7 @@ class ClaimAttempt:
         """Build the call that claims the key, or marks it with `at_most_once`."""
         options, owner = self.options, self._owner
         if not owner:
-            owner = self._owner = token()
+            owner = self._owner = new_id()
         if options.at_most_once:
             return self.claims.mark(self.record, owner, options.retention, self.fingerprint)
         # A late copy of an earlier request of this attempt may have started the lease.

@@ -11,12 +11,9 @@ from struct import Struct
 from typing import Any, Literal, TypeVar, cast
 
 from idemgate.core import keys
-from idemgate.core.calls import Arg, Batch, Call, PerKeyCall, call, text
-from idemgate.core.chunks import split_batches
-from idemgate.core.clock import Clock, stamp
+from idemgate.core.calls import Arg, Batch, Call, PerKeyCall, bulk, call, head, new_id, split_batches, stamp, text
+from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
-from idemgate.core.framing import bulk, head
-from idemgate.core.tokens import token
 from idemgate.lua import script
 from idemgate.store.context import MAX_BATCH, Context
 
@@ -334,7 +331,7 @@ class Claims:
 
     def first(self, record: tuple[bytes, ...], retention: int) -> Call[bool]:
         """Build a mark whose reply is only whether it was the first."""
-        return call("guard/mark", record, (stamp(self.clock), token(), retention, b""), _is_started)
+        return call("guard/mark", record, (stamp(self.clock), new_id(), retention, b""), _is_started)
 
     def mark_many(self, records: Sequence[tuple[bytes, ...]], retention: int) -> Batch[list[bool]]:
         """Build the marks of many records, 100 in a script call. Not for a cluster.
@@ -356,7 +353,7 @@ class Claims:
             call(
                 "guard/mark_many",
                 tuple(different[i : i + MAX_BATCH]),
-                (stamp(self.clock), token(), retention),
+                (stamp(self.clock), new_id(), retention),
                 _decode_marks,
             )
             for i in range(0, len(different), MAX_BATCH)

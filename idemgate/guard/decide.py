@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from idemgate.core.calls import Batch, Call
+from idemgate.core.calls import Batch, Call, new_id
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, text_of
-from idemgate.core.tokens import token
 from idemgate.core.validation import check_iterable
 from idemgate.errors import AlreadyInProgress, InvalidArgument
 from idemgate.guard.claims import Claims, Record, register_retention
@@ -39,7 +38,7 @@ class Decision:
         self.key = key
         self.scope = scope
         self.word = word
-        self.request = token()
+        self.request = new_id()
         self._caches = context.caches
         self.evict()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 from idemgate.core.backoff import to_async
 from idemgate.core.calls import Call
 from idemgate.core.clock import monotonic
-from idemgate.core.key_text import one_line
+from idemgate.core.text import one_line
 from idemgate.core.validation import ENDED, call_async, call_blocking, refuse_unfinished
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.errors import (

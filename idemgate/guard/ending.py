@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
-from idemgate.core.key_text import one_line
 from idemgate.core.keys import text_of
+from idemgate.core.text import one_line
 from idemgate.errors import StoreError
 from idemgate.guard.attempt import ClaimAttempt
 from idemgate.guard.heartbeat import Heartbeat

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from threading import Event, Thread
 
 from idemgate.core.counters import Counters
-from idemgate.core.failure import message_of
-from idemgate.core.key_text import one_line
+from idemgate.core.text import message_of, one_line
 from idemgate.core.validation import call_blocking, is_async
 
 __all__ = ["Keep", "keep_message", "keep_message_async"]

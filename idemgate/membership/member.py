@@ -17,11 +17,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import Protocol, runtime_checkable
 
 from idemgate.core import keys
+from idemgate.core.calls import new_id
 from idemgate.core.clock import Clock, monotonic
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.tokens import token
 from idemgate.errors import InvalidArgument, StoreError
-from idemgate.membership import calls
+from idemgate.membership.heartbeats import MemberList, heartbeat, leave, list_members
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest, Slot, SlotOwnership
 from idemgate.store.context import HasContext
 
@@ -144,7 +144,7 @@ class Member(ABC):
 
     def _reset(self, topics: Mapping[str, int]) -> None:
         # A new name for each run: heartbeats are numbered per name, and a forked child is another member.
-        name = f"{socket.gethostname()}-{os.getpid()}-{token().hex()}" if topics else ""
+        name = f"{socket.gethostname()}-{os.getpid()}-{new_id().hex()}" if topics else ""
         self._ownership = SlotOwnership(name, topics, self.grace * 1000)
         self._wake = asyncio.Event()
         self._due = self._valid_until = self._leaves_at = 0.0
@@ -384,21 +384,21 @@ class RedisMembership(Member):
 
     async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         context = self.context
-        call = calls.heartbeat(context.namespace, self.group, context.clock, request, round(self.ttl * 1000))
+        call = heartbeat(context.namespace, self.group, context.clock, request, round(self.ttl * 1000))
         return await context.aio_link.run(call, within=min(context.timeout, self.heartbeat_timeout))
 
     async def leave(self) -> None:
         context = self.context
-        await context.aio_link.run(calls.leave(context.namespace, self.group, context.clock, self.member))
+        await context.aio_link.run(leave(context.namespace, self.group, context.clock, self.member))
 
-    async def list_members(self) -> calls.MemberList:
+    async def list_members(self) -> MemberList:
         """Return the members and the holders of slots, as the store knows them.
 
         Raises:
             StoreError: The store failed.
         """
         context = self.context
-        return await context.aio_link.run(calls.list_members(context.namespace, self.group, context.clock))
+        return await context.aio_link.run(list_members(context.namespace, self.group, context.clock))
 
 
 def _by_topic(slots: Iterable[Slot]) -> dict[str, frozenset[int]]:

@@ -307,7 +307,7 @@ class AsyncLink:
         return replies
 
     async def _retry_or_resolve(self, call: Call[T], reply: Any, budget: RetryBudget) -> T:
-        """Resolve a reply of a batch. Without a reply, send the call again with the same tokens."""
+        """Resolve a reply of a batch. Without a reply, send the call again with the same ids."""
         return await (self._retry(call, budget) if needs_retry(reply) else self._resolve_reply(call, reply, budget))
 
     async def _send(self, call: Call[Any], budget: RetryBudget) -> list[Any]:

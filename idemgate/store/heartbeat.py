@@ -26,7 +26,7 @@ from idemgate.core.calls import Batch
 from idemgate.core.clock import monotonic
 from idemgate.core.counters import Counters
 from idemgate.core.forks import fork_counter
-from idemgate.core.key_text import one_line
+from idemgate.core.text import one_line
 from idemgate.errors import StoreError
 
 if TYPE_CHECKING:

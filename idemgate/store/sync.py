@@ -86,7 +86,7 @@ class SyncLink:
             return self._pool
 
     def run(self, call: Call[T], within: float | None = None, attempt: float | None = None) -> T:
-        """Send one call and return its answer. Retries carry the same tokens.
+        """Send one call and return its answer. Retries carry the same ids.
 
         Args:
             call: the script call.
@@ -228,7 +228,7 @@ class SyncLink:
         return replies
 
     def _retry_or_resolve(self, call: Call[T], reply: Any, budget: RetryBudget) -> T:
-        """Resolve a reply of a batch. Without a reply, send the call again with the same tokens."""
+        """Resolve a reply of a batch. Without a reply, send the call again with the same ids."""
         return self._retry(call, budget) if needs_retry(reply) else self._resolve_reply(call, reply, budget)
 
     def _send(self, call: Call[Any], attempt: float | None = None) -> list[Any]:

@@ -10,10 +10,9 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-from idemgate.core.calls import Call, call
-from idemgate.core.clock import Clock, stamp
+from idemgate.core.calls import Call, call, new_id, stamp
+from idemgate.core.clock import Clock
 from idemgate.core.keys import list_keys
-from idemgate.core.tokens import token
 
 __all__ = ["ListCalls", "ListEntry", "TakenEntries", "TakenEntry", "encode_dead_letter"]
 
@@ -99,7 +98,7 @@ class ListCalls:
     def take(self, most: int) -> Call[TakenEntries]:
         """Build the call that takes at most `most` entries."""
         keys = (self.source, self.incoming, self._leases, self._state, self._data)
-        args = (stamp(self._clock), token().hex(), self._consumer, self._lease_ms, most, self._pop)
+        args = (stamp(self._clock), new_id().hex(), self._consumer, self._lease_ms, most, self._pop)
         return call("lists/take", keys, args, self._read_taken)
 
     def _read_taken(self, reply: list[Any]) -> TakenEntries:

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from idemgate.core.backoff import retry_pause
 from idemgate.core.calls import Call
 from idemgate.core.clock import monotonic
-from idemgate.core.failure import last_line
+from idemgate.core.text import last_line
 from idemgate.core.verdict import Verdict
 from idemgate.errors import DownstreamUnavailable, StoreError, StoreUnavailable
 from idemgate.store.context import Context

@@ -10,8 +10,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from idemgate.core.calls import Call, call
-from idemgate.core.tokens import token
+from idemgate.core.calls import Call, call, new_id
 from idemgate.errors import ServerRejected
 from idemgate.store.aio import AsyncLink
 
@@ -25,7 +24,7 @@ _GENERATED = re.compile(rb".+-[0-9]+-[0-9a-f]{32}", re.DOTALL)
 
 def consumer_name() -> str:
     """Return a new name that tells the machine and the process."""
-    return f"{socket.gethostname()}-{os.getpid()}-{token().hex()}"
+    return f"{socket.gethostname()}-{os.getpid()}-{new_id().hex()}"
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ from idemgate.core.keys import Owner, check_name
 from idemgate.core.validation import check_int
 from idemgate.errors import ServerRejected, UnexpectedData
 from idemgate.guard.record import decode_record
-from idemgate.membership.calls import list_members
+from idemgate.membership.heartbeats import list_members
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.inspection import Server, servers
 from idemgate.store.sync import SyncLink

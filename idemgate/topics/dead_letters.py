@@ -11,11 +11,10 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeVar
 
-from idemgate.core.calls import Arg, Call, Plan, run_call, run_plan, run_plan_async
+from idemgate.core.calls import Arg, Call, Plan, new_id, run_call, run_plan, run_plan_async
 from idemgate.core.codec import Codec
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import instant
-from idemgate.core.tokens import token
 from idemgate.core.validation import check_int
 from idemgate.errors import InvalidArgument, TopicInUse
 from idemgate.store.context import Context
@@ -375,7 +374,7 @@ class DeadLetterCalls(BaseCalls):
         Without `numbers` it moves the oldest `most`. It moves fewer if they are large. If the slot has moved, it
         answers SlotsChanged: its letters have other numbers now.
         """
-        args: list[Arg] = [token(), self._policy, verb, most, *numbers]
+        args: list[Arg] = [new_id(), self._policy, verb, most, *numbers]
         rebuild = self._answer_change(lambda slot: self.take_dead(slot, verb, numbers, most))
         return self._call("take_dead", slot, args, lambda reply: DeadTaken(*reply[2:]), rebuild)
 

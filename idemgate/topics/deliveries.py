@@ -7,9 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from idemgate.core import keys
-from idemgate.core.calls import Arg, Batch, Call, Incomplete
-from idemgate.core.chunks import BATCH, split_batches
-from idemgate.core.tokens import token
+from idemgate.core.calls import BATCH, Arg, Batch, Call, Incomplete, new_id, split_batches
 from idemgate.store.context import Context
 from idemgate.topics.merge import pack
 from idemgate.topics.messages import Delivery, Forward, Forwarded, Settled, SettledAndTaken, Taken, decode_forwarded
@@ -95,7 +93,7 @@ class DeliveryCalls(BaseCalls):
 
     def take(self, slot: int, n: int) -> Call[Taken]:
         """Build the call that takes at most `n` due messages of a slot. With `n=0` it only requeues lapsed leases."""
-        return self._take(token(), slot, n)
+        return self._take(new_id(), slot, n)
 
     def _take(self, request: bytes, slot: int, n: int) -> Call[Taken]:
         policy = self.policy
@@ -130,7 +128,7 @@ class DeliveryCalls(BaseCalls):
 
     def forward(self, slot: int, to: Forward, n: int) -> Call[Forwarded]:
         """Build the call that moves at most `n` due messages of a slot into the target list or stream."""
-        return self._forward(token(), slot, to, n)
+        return self._forward(new_id(), slot, to, n)
 
     def _forward(self, request: bytes, slot: int, to: Forward, n: int) -> Call[Forwarded]:
         def rebuild(calls: Any, slot: int) -> Batch[Forwarded]:
@@ -160,7 +158,7 @@ class DeliveryCalls(BaseCalls):
 
     def settle(self, slot: int, settlements: Sequence[Settlement]) -> Call[Settled]:
         """Build the call that ends these deliveries of one slot."""
-        return self._settle(slot, SlotRequest(token(), settlements))
+        return self._settle(slot, SlotRequest(new_id(), settlements))
 
     def _settle(self, slot: int, request: SlotRequest[Settlement]) -> Call[Settled]:
         entries = request.entries
@@ -186,7 +184,7 @@ class DeliveryCalls(BaseCalls):
             return build(settled)
         done = outcomes.index("left")
         rest = split_batches(list(settlements[done:]), lambda entry: entry.size, next_batch_size(done))
-        calls = [self._settle(slot, SlotRequest(token(), batch)) for batch in rest]
+        calls = [self._settle(slot, SlotRequest(new_id(), batch)) for batch in rest]
 
         def join(answers: list[Settled]) -> T:
             all_outcomes = outcomes[:done] + flatten(answer.outcomes for answer in answers)
@@ -210,7 +208,7 @@ class DeliveryCalls(BaseCalls):
 
     def settle_and_take(self, slot: int, settlements: Sequence[Settlement], n: int) -> Call[SettledAndTaken]:
         """Build the call that settles these deliveries and then takes at most `n`, in one atomic step."""
-        request, take_id, policy = SlotRequest(token(), settlements), token(), self.policy
+        request, take_id, policy = SlotRequest(new_id(), settlements), new_id(), self.policy
         limits = (n, policy.lease, *policy.slot_limits(slot))
         args = (
             request.id,

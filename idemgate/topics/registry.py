@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from idemgate.core import keys
-from idemgate.core.calls import Batch, Call, call, text
-from idemgate.core.clock import Clock, stamp
+from idemgate.core.calls import Batch, Call, call, stamp, text
+from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
 from idemgate.store.context import Context
 from idemgate.topics.messages import Stats

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from idemgate.core import keys
-from idemgate.core.calls import Arg, Call, Plan, call, run_call, run_calls, text
-from idemgate.core.clock import stamp
-from idemgate.core.tokens import token
+from idemgate.core.calls import Arg, Call, Plan, call, new_id, run_call, run_calls, stamp, text
 from idemgate.errors import InvalidArgument, ServerRejected, TopicInUse
 from idemgate.lua import commands
 from idemgate.topics.messages import Stats
@@ -99,7 +97,7 @@ def _begin(topic: TopicCalls, slots: int) -> Call[_BeginReply]:
             return _BeginReply(word, reply[2], reply[3], reply[4])
         return _BeginReply(word, b"", -1, reply[2] if word == "refused" else b"")
 
-    args = (stamp(topic.clock), topic.name, slots, token().hex(), *_required_commands(topic))
+    args = (stamp(topic.clock), topic.name, slots, new_id().hex(), *_required_commands(topic))
     return call("reshard/begin", (keys.topics(topic.namespace),), args, read)
 
 

@@ -9,12 +9,10 @@ from random import randrange
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from idemgate.core import keys
-from idemgate.core.calls import Arg, Batch, Call, call, text
-from idemgate.core.chunks import BATCH, split_batches
-from idemgate.core.clock import Clock, stamp
+from idemgate.core.calls import BATCH, Arg, Batch, Call, call, new_id, split_batches, stamp, text
+from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
 from idemgate.core.keys import Key
-from idemgate.core.tokens import token
 from idemgate.errors import DecodeError
 from idemgate.topics.messages import Delivery
 from idemgate.topics.policy import Policy, slots_of
@@ -313,7 +311,7 @@ class SlotRequest(Generic[E]):
             return self
         larger = {size: [where[position] for position in positions] for size, where in self.larger.items()}
         larger[len(self.entries)] = positions
-        return SlotRequest(token() + self.id, [self.entries[position] for position in positions], larger)
+        return SlotRequest(new_id() + self.id, [self.entries[position] for position in positions], larger)
 
 
 def restore_order(positions: list[list[int]], answers: list[Any]) -> list[Any]:
@@ -347,7 +345,7 @@ def split_request(request: bytes, n: int) -> list[bytes]:
 
     Two parts may meet in one slot again. Distinct ids keep one part from receiving the remembered reply of the other.
     """
-    return [request] if n == 1 else [token() + request for _ in range(n)]
+    return [request] if n == 1 else [new_id() + request for _ in range(n)]
 
 
 def divide(n: int, slots: int) -> list[int]:

@@ -7,8 +7,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeVar, cast, overload
 
-from idemgate.core.calls import Batch, Call, run_plan
-from idemgate.core.chunks import BATCH
+from idemgate.core.calls import BATCH, Batch, Call, run_plan
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
 from idemgate.errors import StoreError

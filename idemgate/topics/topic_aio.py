@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
-from idemgate.core.calls import Batch, Call, run_plan_async
-from idemgate.core.chunks import BATCH
+from idemgate.core.calls import BATCH, Batch, Call, run_plan_async
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
 from idemgate.errors import StoreError

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from idemgate.core import keys
-from idemgate.core.calls import Batch, Call, text
+from idemgate.core.calls import Batch, Call, new_id, text
 from idemgate.core.codec.decoding import wrap_decode_errors
 from idemgate.core.keys import Key
-from idemgate.core.tokens import token
 from idemgate.errors import InvalidArgument
 from idemgate.topics.dead_letters import DeadLetterCalls
 from idemgate.topics.deliveries import DeliveryCalls
@@ -53,7 +52,7 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
 
     def cancel(self, key: Key, group: Key | None = None) -> Call[str]:
         """Build the call that cancels a key. It returns "cancelled", "in_flight" or "absent"."""
-        args = (token(), self._policy, keys.raw(key))
+        args = (new_id(), self._policy, keys.raw(key))
         return self._call_for_key("cancel", route_of(key, group), args, lambda reply: text(reply[0]))
 
     def reschedule(self, trigger: Trigger) -> Call[str]:
@@ -64,13 +63,13 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
         return self._call_for_key(
             "reschedule",
             route_of(trigger.key, trigger.group),
-            (token(), self._policy, keys.raw(trigger.key), time),
+            (new_id(), self._policy, keys.raw(trigger.key), time),
             lambda reply: text(reply[0]),
         )
 
     def flush(self, key: Key, group: Key | None = None) -> Call[int]:
         """Build the call that makes the pending message of a key due now. It returns 1 or 0."""
-        args = (token(), keys.raw(key), b"")
+        args = (new_id(), keys.raw(key), b"")
         return self._call_for_key("flush", route_of(key, group), args, lambda reply: int(reply[2]))
 
     def flush_slot(self, slot: int, rest: Sequence[bytes] = (b"",)) -> Call[FlushReply]:
@@ -86,7 +85,7 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
         return self._call(
             "flush",
             slot,
-            (token(), b"", *rest),
+            (new_id(), b"", *rest),
             read,
             lambda calls, slot: Batch(
                 [calls.flush_slot(target) for target in calls.merged_successors(slot, self)], _join_flushes
@@ -101,7 +100,7 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
         return self._call(
             "pause",
             slot,
-            (token(), verb),
+            (new_id(), verb),
             lambda reply: reply[2] == 1,
             lambda calls, slot: Batch(
                 [calls._pause(target, verb) for target in calls.merged_successors(slot, self)], any

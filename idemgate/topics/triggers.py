@@ -7,12 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from idemgate.core import keys
-from idemgate.core.calls import Arg, Batch, Call, Incomplete
-from idemgate.core.chunks import split_batches
+from idemgate.core.calls import Arg, Batch, Call, Incomplete, head_with_keys, new_id, split_batches
 from idemgate.core.durations import instant, milliseconds
-from idemgate.core.framing import head_with_keys
 from idemgate.core.keys import Key
-from idemgate.core.tokens import token
 from idemgate.errors import InvalidArgument
 from idemgate.topics.merge import pack
 from idemgate.topics.messages import Receipt, ReceiptStatus, Ticket, Trigger
@@ -48,7 +45,7 @@ class TriggerCalls(BaseCalls):
 
     def trigger(self, trigger: Trigger) -> Call[Receipt]:
         """Build the call for one trigger. Raises InvalidArgument."""
-        return self._trigger(token(), self.pack_trigger(trigger))
+        return self._trigger(new_id(), self.pack_trigger(trigger))
 
     def _trigger(self, request: bytes, packed: PackedTrigger) -> Call[Receipt]:
         key, options, acc, route = packed
@@ -100,7 +97,7 @@ class TriggerCalls(BaseCalls):
         """
         calls, before = list[Call[list[Receipt]]](), b""
         for batch in batches:
-            request = SlotRequest(token(), batch)
+            request = SlotRequest(new_id(), batch)
             calls.append(self._trigger_batch(slot, request, before))
             before = request.id
         return calls
@@ -134,7 +131,7 @@ class TriggerCalls(BaseCalls):
         if done == len(codes):
             return receipts
         rest = split_batches(list(triggers[done:]), _size, next_batch_size(done))
-        calls = [self._trigger_batch(slot, SlotRequest(token(), batch)) for batch in rest]
+        calls = [self._trigger_batch(slot, SlotRequest(new_id(), batch)) for batch in rest]
         raise Incomplete(Batch(calls, lambda answers: receipts + flatten(answers)))
 
     def pack_trigger(self, trigger: Trigger) -> PackedTrigger:

@@ -8,8 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from idemgate.core.calls import Batch
-from idemgate.core.chunks import split_batches
+from idemgate.core.calls import Batch, split_batches
 from idemgate.core.clock import monotonic
 from idemgate.core.validation import is_async
 from idemgate.errors import NotDurable, StoreError, StoreUnavailable

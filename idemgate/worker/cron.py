@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
-from idemgate.core.chunks import BATCH
+from idemgate.core.calls import BATCH
 from idemgate.core.clock import monotonic
 from idemgate.errors import DecodeError, InvalidArgument, StoreError
 from idemgate.topics.messages import Delivery, Trigger, moment, replace_payload

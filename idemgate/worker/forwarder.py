@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from idemgate.core.calls import run_plan_async
-from idemgate.core.chunks import BATCH
+from idemgate.core.calls import BATCH, run_plan_async
 from idemgate.errors import ServerRejected
 from idemgate.topics.deliveries import plan_trim
 from idemgate.topics.messages import Forward, Forwarded

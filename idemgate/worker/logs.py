@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from idemgate.core.key_text import one_line, printable
+from idemgate.core.text import one_line, printable
 from idemgate.errors import InvalidArgument
 
 __all__ = ["configure"]

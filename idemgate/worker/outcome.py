@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from idemgate.core.failure import last_line
+from idemgate.core.text import last_line
 from idemgate.core.verdict import Verdict
 from idemgate.errors import DecodeError, IdemgateError, PartialFailure, StoreError
 from idemgate.topics.deliveries import Settlement, nack_items

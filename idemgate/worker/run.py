@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration
-from idemgate.core.key_text import printable
+from idemgate.core.text import printable
 from idemgate.errors import InvalidArgument, PolicyChanged
 from idemgate.subscribers.subscribers import Subscriber, Subscribers
 from idemgate.worker.coordinator import MembershipOption

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from idemgate.core.key_text import one_line
+from idemgate.core.text import one_line
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.store.context import Context
 from idemgate.topics.registry import stored_topics_async

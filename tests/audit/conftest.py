@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
-from idemgate.membership import calls as members
+from idemgate.membership import heartbeats as members
 from idemgate.testing import Clock, Report, audit
 
 

@@ -23,7 +23,7 @@ from idemgate.audit.findings import KINDS
 from idemgate.audit.slot import Contents, Slot, SlotView, check_slot, decode_topic_entry, read_slot
 from idemgate.core import keys
 from idemgate.errors import LeaseLost
-from idemgate.membership import calls as members
+from idemgate.membership import heartbeats as members
 from idemgate.store.inspection import servers
 from idemgate.store.sync import SyncLink
 from idemgate.testing import Clock, audit

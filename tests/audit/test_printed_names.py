@@ -10,7 +10,7 @@ import pytest
 
 from idemgate import Gate
 from idemgate.cli import main
-from idemgate.core.key_text import one_line, printable
+from idemgate.core.text import one_line, printable
 
 ESCAPES = "\x1b[2J\x07\x9b31m\x7f\r\u202etxt\ud800"
 """It clears the screen, rings, colours, deletes, returns, and turns the direction of text around."""

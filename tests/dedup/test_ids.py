@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from idemgate import Gate
 from idemgate.core import keys
 from idemgate.core.calls import Call, call
-from idemgate.dedup.calls import SHARDS, DedupCalls
+from idemgate.dedup.dedup import SHARDS, DedupCalls
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 from tests.conftest import Face
-from tests.dedup.calls import calls_of
+from tests.dedup.dedup_calls import calls_of
 
 WINDOW = 3_600_000
 """ms. Long, since the server expires a page by its own clock."""

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from idemgate import Gate, InvalidArgument
 from idemgate.core import keys
 from idemgate.core.calls import Call, call
-from idemgate.dedup import value as small
+from idemgate.dedup.dedup import unpack_value
 from idemgate.errors import DecodeError, UnexpectedData
 from idemgate.testing import Clock
 from idemgate.types import DedupValue
 from tests.conftest import Face
-from tests.dedup.calls import calls_of
+from tests.dedup.dedup_calls import calls_of
 
 WINDOW = 3_600_000
 """ms. Long, since the server expires a page by its own clock."""
@@ -262,7 +262,7 @@ async def test_foreign_data_raises_with_its_key_and_stays_unchanged(
 @pytest.mark.parametrize("data", [b"", b"x" * 16, b"\x80" + b"x" * 16, b"\x31" + b"x" * 16, b"\x21\xff" + b"x" * 15])
 def test_a_corrupt_value_raises(gate: Gate, data: bytes) -> None:
     with pytest.raises(ValueError, match=r"dedup|decode"):
-        small.unpack(data)
+        unpack_value(data)
     with pytest.raises(DecodeError):
         calls_of(gate, "s", 20_000).get_or_set("x", 1).answer([b"ok", 1, 0, data])
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
 from idemgate import AlreadyInProgress, Gate, StoreUnavailable
-from idemgate.core.calls import Call
-from idemgate.core.clock import stamp
+from idemgate.core.calls import Call, stamp
 from idemgate.testing import Clock
 
 __all__ = ["LEASE", "AwaitingCaller", "BlockingCaller", "Caller"]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import redis
 
 from idemgate import Gate
-from idemgate.core.clock import stamp
+from idemgate.core.calls import stamp
 from idemgate.guard.claims import Record
 from idemgate.lua import source
 from idemgate.testing import Clock

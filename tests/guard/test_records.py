@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
+from idemgate.core.calls import new_id
 from idemgate.core.keys import record
-from idemgate.core.tokens import token
 from idemgate.testing import Clock
 from tests.claims import claims_of
 
@@ -109,7 +109,7 @@ def test_a_copy_of_which_nothing_is_known_any_more_is_a_request_of_nobody(gate: 
     run, claims = gate.context.link.run, claims_of(gate)
     # Given a mark and a claim that were done, and whose retention ended
     marked, claimed, noted = (claims.key("s", name) for name in ("marked", "claimed", "noted"))
-    owner = token()
+    owner = new_id()
 
     def mark() -> Any:
         return run(claims.mark(marked, owner, 60_000))

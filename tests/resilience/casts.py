@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from idemgate import Gate
-from idemgate.core.calls import Call
-from idemgate.core.tokens import token
+from idemgate.core.calls import Call, new_id
 from idemgate.errors import OutcomeUnknown
 from idemgate.guard.claims import ClaimReply, Record
 from idemgate.testing import Clock
@@ -21,7 +20,7 @@ from idemgate.topics.dead_letters import DeadFilter
 from idemgate.topics.messages import Peek, Ticket
 from idemgate.topics.slots import open_topic, stored_policy
 from tests.claims import claims_of
-from tests.dedup.calls import calls_of
+from tests.dedup.dedup_calls import calls_of
 from tests.topics.test_replays import MUTATING, Stage, facts
 
 __all__ = ["PLAYS", "READS", "Play", "answer_of"]
@@ -58,9 +57,9 @@ class Guard:
 
     def __init__(self, gate: Gate, clock: Clock, build: Callable[[Guard], Call[Any]]) -> None:
         self.gate, self.clock, self.claims = gate, clock, claims_of(gate)
-        self.owner = token()
+        self.owner = new_id()
         for key, lease, hold in [("silent", 1_000, False), ("unknown", 1_000, True)]:
-            gate.context.link.run(self.claims.claim(self.key(key), token(), lease, 60_000, hold=hold))
+            gate.context.link.run(self.claims.claim(self.key(key), new_id(), lease, 60_000, hold=hold))
         clock.advance("2s")
         self.fence = gate.context.link.run(self.claims.claim(self.key("mine"), self.owner, 30_000, 60_000)).token
         gate.claim("theirs", scope="s")
@@ -74,7 +73,7 @@ class Guard:
         return self.gate.inspect(key, scope="s")
 
     def claim(self, key: str, **options: Any) -> Call[Any]:
-        return self.claims.claim(self.key(key), token(), 30_000, 60_000, **options)
+        return self.claims.claim(self.key(key), new_id(), 30_000, 60_000, **options)
 
     def meanwhile(self) -> None:
         """Let the caller go on: it ends what it holds, and other callers come."""
@@ -137,7 +136,7 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
     "claim, done": lambda on: on.claim("done"),
     "claim, held": lambda on: on.claim("unknown", hold=True),
     "claim_many": lambda on: on.claims.claim_each(
-        [(on.key(key)[0], token()) for key in ("free", "theirs", "done", "free", "silent", "unknown")],
+        [(on.key(key)[0], new_id()) for key in ("free", "theirs", "done", "free", "silent", "unknown")],
         30_000,
         60_000,
         0,
@@ -145,7 +144,7 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
         False,
         100,
     )[0],
-    "mark": lambda on: on.claims.mark(on.key("free"), token(), 60_000),
+    "mark": lambda on: on.claims.mark(on.key("free"), new_id(), 60_000),
     "marks": lambda on: on.claims.mark_many([on.key("free"), on.key("done")], 60_000).calls[0],
     "dedup add": lambda on: calls_of(on.gate, "s", 60_000).add("free"),
     "dedup get_or_set": lambda on: calls_of(on.gate, "s", 60_000).get_or_set("free", 7),
@@ -164,9 +163,9 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
     )[0],
     "checkpoint": lambda on: on.claims.checkpoint(on.key("mine"), on.owner, b"\xa1n"),
     "resolve": lambda on: on.claims.resolve(
-        on.key("unknown"), token(), on.seen("unknown"), True, 60_000, b"v", b"\xa1x"
+        on.key("unknown"), new_id(), on.seen("unknown"), True, 60_000, b"v", b"\xa1x"
     ),
-    "forget": lambda on: on.claims.forget(on.key("done"), token(), on.seen("done"), False),
+    "forget": lambda on: on.claims.forget(on.key("done"), new_id(), on.seen("done"), False),
     "cancel": lambda on: on.claims.cancel(on.key("mine"), on.fence),
     "cancel, absent": lambda on: on.claims.cancel(on.key("free"), on.fence),
     "inspect": lambda on: on.claims.inspect(on.key("mine")),

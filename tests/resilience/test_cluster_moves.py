@@ -24,8 +24,7 @@ import pytest
 import redis
 
 from idemgate import Gate
-from idemgate.core.calls import Batch, Call
-from idemgate.core.tokens import token
+from idemgate.core.calls import Batch, Call, new_id
 from idemgate.worker.worker import Worker
 from tests import cluster as servers
 from tests.claims import claims_of
@@ -234,7 +233,7 @@ async def test_killed_primaries_are_replaced(
     stop = threading.Event()
 
     def claim() -> Call[Any]:
-        key, owner = f"k{next(numbers)}", token()
+        key, owner = f"k{next(numbers)}", new_id()
         owners[key] = owner
         return claims_of(gate).claim(claims_of(gate).key("s", key), owner, 3_600_000, 3_600_000)
 

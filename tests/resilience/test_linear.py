@@ -21,8 +21,8 @@ import pytest
 
 from idemgate import Gate
 from idemgate.core import calls
+from idemgate.core.calls import new_id
 from idemgate.core.codec import Codec
-from idemgate.core.tokens import token
 from idemgate.errors import StoreUnavailable
 from idemgate.guard import claims
 from idemgate.guard.claims import Claims, Record
@@ -59,7 +59,7 @@ class History:
     def __init__(self, url: str, namespace: str, drawn: random.Random) -> None:
         self.proxy, self.drawn, self.clock = Proxy(url), drawn, Clock(1_700_000_000)
         self.namespace, self.operations = namespace, list[Operation]()
-        self.owners = [token() for _ in range(3)]
+        self.owners = [new_id() for _ in range(3)]
         self.fences: dict[bytes, int] = {}
         self.seen: Record | None = None
         self.wrong: list[BaseException] = []
@@ -118,14 +118,14 @@ class History:
     def _ask(self, gate: Gate, drawn: random.Random, verb: str) -> None:
         owner = self.owners[drawn.choice([0, 0, 0, 1, 2])]
         arguments: dict[str, tuple[Any, ...]] = {
-            "claim": (token(), LEASE, KEEP, b"", 0, drawn.random() < 0.2),
+            "claim": (new_id(), LEASE, KEEP, b"", 0, drawn.random() < 0.2),
             "complete": (owner, self.fences.get(owner, 0), KEEP, b"v", RESULT),
             "renew": (owner, LEASE, KEEP),
             "release": (owner, KEEP, False),
             "inspect": (),
             "checkpoint": (owner, RESULT),
-            "forget": (token(), self.seen, drawn.random() < 0.3),
-            "resolve": (token(), self.seen, drawn.random() < 0.5, KEEP, b"v", DECIDED),
+            "forget": (new_id(), self.seen, drawn.random() < 0.3),
+            "resolve": (new_id(), self.seen, drawn.random() < 0.5, KEEP, b"v", DECIDED),
         }
         us = self._now(drawn, verb)
         claims = Claims(self.namespace, Clock(us / 1_000_000))

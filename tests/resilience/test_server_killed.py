@@ -75,7 +75,7 @@ async def test_nothing_that_was_accepted_is_lost_and_the_worker_goes_on(
     topic.handler(handle if awaiting else note)
 
     async def produce(part: int) -> None:
-        # Asked again by the link while the server is away, with the same tokens.
+        # Asked again by the link while the server is away, with the same ids.
         for number in range(part, 600, 6):
             receipt = await topic.aio.trigger(f"k{number % 40}", number, event_id=number)
             accepted[receipt.status] += 1

@@ -16,14 +16,13 @@ from idemgate import Gate
 from idemgate.audit.slot import Slot as OneSlot
 from idemgate.audit.slot import read_slot
 from idemgate.core import keys
-from idemgate.core.calls import Call
-from idemgate.core.clock import stamp
+from idemgate.core.calls import Call, stamp
 from idemgate.core.durations import milliseconds
 from idemgate.dedup import calls as dedup
-from idemgate.dedup.calls import DedupCalls
+from idemgate.dedup.dedup import DedupCalls
 from idemgate.errors import IdemgateError
 from idemgate.guard.claims import Claims, Record, register_retention
-from idemgate.membership import calls as members
+from idemgate.membership import heartbeats as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls, TakenEntry

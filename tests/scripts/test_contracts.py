@@ -13,10 +13,10 @@ from idemgate.audit.slot import Slot, read_slot
 from idemgate.core import keys
 from idemgate.core.calls import Batch, Call
 from idemgate.core.codec import Codec
-from idemgate.dedup.calls import DedupCalls
+from idemgate.dedup.dedup import DedupCalls
 from idemgate.gate import Gate
 from idemgate.guard.claims import Claims, Record, register_retention
-from idemgate.membership import calls as members
+from idemgate.membership import heartbeats as members
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls, TakenEntry
 from idemgate.subscribers.stream_group import Group

@@ -15,8 +15,7 @@ import pytest
 import redis
 
 from idemgate import lua
-from idemgate.core.calls import Call
-from idemgate.core.clock import stamp
+from idemgate.core.calls import Call, stamp
 from idemgate.lua import names, script, source
 from idemgate.store.embedded.server import ENVIRONMENT, start
 from idemgate.topics.triggers import _expand, _read_codes

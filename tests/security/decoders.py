@@ -23,11 +23,11 @@ from idemgate.core.calls import Call, SlotMoved
 from idemgate.core.codec import Codec, canonical
 from idemgate.core.codec.models import rebuild
 from idemgate.core.key_template import compile_key
-from idemgate.dedup.calls import DedupCalls
+from idemgate.dedup.dedup import DedupCalls
 from idemgate.errors import DecodeError, InvalidArgument, NotConfigured, ServerRejected, UnexpectedData
 from idemgate.gate import Gate
 from idemgate.guard.claims import Claims
-from idemgate.membership import calls as members
+from idemgate.membership import heartbeats as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.store.cluster.topology import Route, Topology
 from idemgate.store.resp import PlainReader

@@ -15,7 +15,7 @@ from idemgate.audit.slot import Slot, read_slot
 from idemgate.cli.doctor.examine import Namespace, examine_store
 from idemgate.core.keys import list_keys
 from idemgate.errors import NoResult, ResultTimeout
-from idemgate.membership import calls as members
+from idemgate.membership import heartbeats as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.subscribers.expiry import rules as expiry
 from idemgate.testing import Clock, audit

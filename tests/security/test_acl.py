@@ -15,13 +15,12 @@ from idemgate import Gate
 from idemgate.audit.slot import Slot, read_slot
 from idemgate.cli import main
 from idemgate.cli.acl_rules import ROLES, rule
-from idemgate.core.calls import Call
+from idemgate.core.calls import Call, new_id
 from idemgate.core.keys import patterns
-from idemgate.core.tokens import token
 from idemgate.errors import IdemgateError, InvalidArgument, ServerRejected
 from idemgate.guard.claims import register_retention
 from idemgate.lua import commands, names
-from idemgate.membership import calls as members
+from idemgate.membership import heartbeats as members
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls
 from idemgate.subscribers.stream_group import Group
@@ -33,7 +32,7 @@ from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Forward, Ticket, Trigger
 from idemgate.topics.slots import open_topic, stored_policy
 from tests.claims import claims_of
-from tests.dedup.calls import calls_of
+from tests.dedup.dedup_calls import calls_of
 
 # -- what each role is for works --------------------------------------------------------------------------------------
 
@@ -281,9 +280,9 @@ class Scene:
         self.gate = gate
         claims = claims_of(gate)
         held, ran = claims.key("s", "held"), claims.key("s", "ran")
-        self.owner = token()
+        self.owner = new_id()
         gate.context.link.run(claims.claim(held, self.owner, 30_000, 30_000, wait=True))
-        gate.context.link.run(claims.claim(held, token(), 30_000, 30_000, wait=True))
+        gate.context.link.run(claims.claim(held, new_id(), 30_000, 30_000, wait=True))
         given = gate.context.link.run(claims.inspect(held))
         assert given is not None
         topic = gate.topic("t", window="1s", concurrency=10)
@@ -319,8 +318,8 @@ class Scene:
         gate.context.link.command("RPUSH", jobs, "held", "next")
         [entry] = gate.context.link.run(entries.take(1)).entries
         self.calls = [
-            claims.claim(claims.key("s", "new"), token(), 30_000, 30_000),
-            claims.mark(claims.key("s", "other"), token(), 1000),
+            claims.claim(claims.key("s", "new"), new_id(), 30_000, 30_000),
+            claims.mark(claims.key("s", "other"), new_id(), 1000),
             *claims.mark_many([claims.key("s", "many")], 1000).calls,
             dedup.add("other"),
             calls_of(gate, "s", 1000).get_or_set("new", 7),
@@ -332,8 +331,8 @@ class Scene:
             claims.inspect(held),
             claims.complete(held, self.owner, given.token, 1000, b"v", b"x"),
             claims.release(held, self.owner, 1000, undo=False),
-            claims.forget(held, token(), given, force=True),
-            claims.resolve(ran, token(), given, True, 1000, b"v", b"x"),
+            claims.forget(held, new_id(), given, force=True),
+            claims.resolve(ran, new_id(), given, True, 1000, b"v", b"x"),
             register_retention(gate.context, "new", 1000),
             open_topic(gate.namespace, gate.context.clock, "new", calls.policy),
             stored_policy(gate.namespace, gate.context.clock, "t"),
@@ -497,7 +496,7 @@ async def test_a_hint_that_may_not_be_published_undoes_nothing(
     assert await topic.flush("k")
     assert await topic.ack((await topic.take(1))[0])
     claim = await face.claim("k")
-    gate.context.link.run(claims_of(gate).claim(claims_of(gate).key("claim", "k"), token(), 1000, 1000, wait=True))
+    gate.context.link.run(claims_of(gate).claim(claims_of(gate).key("claim", "k"), new_id(), 1000, 1000, wait=True))
     assert await claim.complete("done")
     assert (await face.inspect("k")).state == "done"
 

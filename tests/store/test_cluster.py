@@ -20,9 +20,8 @@ import redis.asyncio as aredis
 
 from idemgate import Gate, Trigger
 from idemgate.core.backoff import SOCKET_TIMEOUT
-from idemgate.core.calls import Batch, Call
+from idemgate.core.calls import Batch, Call, new_id
 from idemgate.core.keys import record
-from idemgate.core.tokens import token
 from idemgate.errors import ServerRejected, StoreUnavailable
 from idemgate.guard.claims import ClaimReply
 from idemgate.store.cluster import topology
@@ -326,7 +325,7 @@ def test_slots_are_those_of_the_server(operator: servers.Operator) -> None:
 
 
 def claims(gate: Gate, keys: list[str]) -> list[Call[ClaimReply]]:
-    return [claims_of(gate).claim(claims_of(gate).key("s", key), token(), 30_000, 60_000) for key in keys]
+    return [claims_of(gate).claim(claims_of(gate).key("s", key), new_id(), 30_000, 60_000) for key in keys]
 
 
 def reads(operator: servers.Operator) -> list[int]:
@@ -542,8 +541,8 @@ async def test_the_primary_is_found_through_sentinels(how: str, asker: Any, watc
         sentinel = (redis if how == "client" else aredis).Sentinel(nodes)
         ask = asker(client=sentinel.master_for("shop", db=2, decode_responses=True, protocol=3))
     # When a key is claimed
-    key = ask.claims.key("s", token().hex())
-    states = [(await ask.run(ask.claims.claim(key, token(), 1000, 1000))).state for _ in range(2)]
+    key = ask.claims.key("s", new_id().hex())
+    states = [(await ask.run(ask.claims.claim(key, new_id(), 1000, 1000))).state for _ in range(2)]
     assert states == ["started", "in_progress"]
     # Then its record is on the primary, in that database
     with redis.Redis(port=primary, db=2) as client:
@@ -590,7 +589,7 @@ async def test_silent_sentinels_hold_nothing_up(
     ask = asker(f"redis+sentinel://{nodes}/shop", timeout="60s")
     began = time.monotonic()
     # When a key is claimed
-    claimed = await ask.run(ask.claims.claim(ask.claims.key("s", token().hex()), token(), 1000, 1000))
+    claimed = await ask.run(ask.claims.claim(ask.claims.key("s", new_id().hex()), new_id(), 1000, 1000))
     # Then that takes less than the timeout of one silent sentinel
     assert claimed.state == "started"
     assert time.monotonic() - began < SOCKET_TIMEOUT

@@ -15,7 +15,7 @@ import redis.asyncio as aredis
 from redis import connection
 
 from idemgate import Gate
-from idemgate.core.tokens import token
+from idemgate.core.calls import new_id
 from idemgate.errors import IdemgateError, InvalidArgument, NotConfigured, StoreUnavailable
 from idemgate.store.embedded.server import find_server
 from idemgate.store.endpoint import Endpoint, endpoint_from_client
@@ -156,7 +156,7 @@ def test_without_a_store_the_fixes_are_named(monkeypatch: pytest.MonkeyPatch, ur
     # And the environment is asked with the first use
     monkeypatch.setenv("IDEMGATE_URL", url)
     with gate:
-        assert gate.first(token(), "1s")
+        assert gate.first(new_id(), "1s")
 
 
 def test_a_url_and_a_client_are_one_too_many() -> None:
@@ -210,7 +210,7 @@ async def test_a_users_client_is_wrapped(user: str, asker: Any, proxy: Proxy) ->
     await ask.run(ask.claims.inspect(key))
     before = proxy.count(b"EVALSHA")
     # When a key is claimed whose reply, of arbitrary bytes, gets lost twice
-    note, owner = bytes(range(256)), token()
+    note, owner = bytes(range(256)), new_id()
     proxy.cut_reply(b"EVALSHA", times=2)
     entry = await ask.run(ask.claims.claim(key, owner, 30_000, 60_000))
     # Then the script ran once for every reply, and no more often, and nothing was decoded
@@ -340,8 +340,8 @@ async def test_a_guard_works_over_tls(how: str, asker: Any, tls: tuple[int, Path
         ask = asker(f"rediss://localhost:{port}?ssl_ca_certs={cert}")
     else:
         ask = asker(client=redis.Redis(**options) if how == "client" else aredis.Redis(**options))
-    key = ask.claims.key("s", token().hex())
-    states = [(await ask.run(ask.claims.claim(key, token(), 1000, 1000))).state for _ in range(2)]
+    key = ask.claims.key("s", new_id().hex())
+    states = [(await ask.run(ask.claims.claim(key, new_id(), 1000, 1000))).state for _ in range(2)]
     assert states == ["started", "in_progress"]
 
 

@@ -24,8 +24,7 @@ import redis.asyncio
 import redis.exceptions as rx
 
 from idemgate import Gate, Trigger
-from idemgate.core.calls import Batch, Call
-from idemgate.core.tokens import token
+from idemgate.core.calls import Batch, Call, new_id
 from idemgate.errors import ServerRejected, StoreUnavailable, UnexpectedData
 from idemgate.guard.claims import ClaimReply
 from idemgate.store import connection, retry
@@ -44,7 +43,7 @@ NOWHERE = "unix:///nowhere/redis.sock"
 
 
 def claim(gate: Gate, key: str, owner: bytes | None = None) -> Call[ClaimReply]:
-    return claims_of(gate).claim(claims_of(gate).key("s", key), owner or token(), 30_000, 60_000)
+    return claims_of(gate).claim(claims_of(gate).key("s", key), owner or new_id(), 30_000, 60_000)
 
 
 def inspect(gate: Gate, key: str) -> Call[Any]:
@@ -380,7 +379,7 @@ async def test_a_server_without_memory_refuses_to_begin_but_not_to_end(
 ) -> None:
     # Given a claim, and a server that has run out of memory since
     ask = asker(own_url)
-    owner, record = token(), ask.claims.key("s", "held")
+    owner, record = new_id(), ask.claims.key("s", "held")
     fence = (await ask.run(claim(ask.gate, "held", owner))).token
     own.config_set("maxmemory", 1)
     # When a caller claims another key
@@ -444,7 +443,7 @@ async def test_a_lost_reply_is_asked_for_again_with_the_same_token(asker: Any, p
     ask = asker(proxy.url)
     await ask.run(inspect(ask.gate, "k"))
     before = proxy.count(b"EVALSHA")
-    owner = token()
+    owner = new_id()
     proxy.cut_reply(b"EVALSHA")
     # When a key is claimed
     entry = await ask.run(claim(ask.gate, "k", owner))
@@ -489,7 +488,7 @@ async def test_what_is_not_known_is_said(asker: Any, proxy: Proxy) -> None:
     await ask.run(claim(ask.gate, "warm"))
     proxy.cut_reply(b"EVALSHA", times=1000)
     # Then the error says that the call may have run, as it has
-    owner = token()
+    owner = new_id()
     with pytest.raises(StoreUnavailable) as told:
         await ask.run(claim(ask.gate, "k", owner), within=0.2)
     assert told.value.executed == "unknown"
@@ -521,7 +520,7 @@ async def test_it_goes_on_after_a_restart_of_the_server(asker: Any, tmp_path: Pa
     # Given a link to a server that keeps its data
     with embedded.start(str(tmp_path)) as server:
         ask = asker(server.url)
-        owner = token()
+        owner = new_id()
         await ask.run(claim(ask.gate, "k", owner))
         # When the server is killed
         os.kill(server.pid, signal.SIGKILL)
@@ -544,7 +543,7 @@ def test_threads_share_one_link(url: str, namespace: str) -> None:
 
         def work(number: int) -> None:
             for i in range(60):
-                owner = token()
+                owner = new_id()
                 if gate.context.link.run(claim(gate, f"{number}-{i}", owner)).state != "started":
                     wrong.append((number, i))
                 if gate.context.link.run(inspect(gate, f"{number}-{i}")).owner != owner.hex():
@@ -566,7 +565,7 @@ def test_event_loops_share_one_link(url: str, namespace: str) -> None:
     seen: list[bool] = []
 
     async def work(number: int) -> None:
-        owners = {f"{number}-{i}": token() for i in range(50)}
+        owners = {f"{number}-{i}": new_id() for i in range(50)}
         calls = [claim(gate, key, owner) for key, owner in owners.items()]
         entries = await asyncio.gather(*(gate.aio.context.aio_link.run(call) for call in calls))
         records = await gate.aio.context.aio_link.run_all(together([inspect(gate, key) for key in owners]))
@@ -591,12 +590,12 @@ FORK = """if True:
     from tests.claims import claims_of
     import asyncio, os, sys
     from idemgate import Gate
-    from idemgate.core.tokens import token
+    from idemgate.core.calls import new_id
     gate = Gate(sys.argv[1], namespace=sys.argv[2])
 
     def own(name):
         for i in range(200):
-            owner = token()
+            owner = new_id()
             key = claims_of(gate).key("s", f"{name}-{i}")
             assert gate.context.link.run(claims_of(gate).claim(key, owner, 30_000, 60_000)).state == "started"
             assert gate.context.link.run(claims_of(gate).inspect(key)).owner == owner.hex()
@@ -604,7 +603,7 @@ FORK = """if True:
 
     async def own_async(name):
         async def one(i):
-            owner = token()
+            owner = new_id()
             key = claims_of(gate).key("s", f"{name}-{i}")
             claim = claims_of(gate).claim(key, owner, 30_000, 60_000)
             assert (await gate.aio.context.aio_link.run(claim)).state == "started"
@@ -657,7 +656,7 @@ async def slow_gate(proxy: Proxy, namespace: str) -> AsyncIterator[Gate]:
 async def test_a_storm_of_cancellations_mixes_no_replies(slow_gate: Gate) -> None:
     # Given one connection for many callers, and keys whose owners are known
     link = slow_gate.aio.context.aio_link
-    owners = {f"k{i}": token() for i in range(20)}
+    owners = {f"k{i}": new_id() for i in range(20)}
     await link.run_all(together([claim(slow_gate, key, owner) for key, owner in owners.items()]))
     storm = random.Random(7)
     cancelled = finished = 0

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from idemgate import Gate
-from idemgate.core.tokens import token
+from idemgate.core.calls import new_id
 from idemgate.errors import StoreUnavailable
 from idemgate.store import connection as blocking
 from idemgate.store.clients import async_client, sync_client
@@ -79,12 +79,12 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
 
 async def test_both_sides_know_each_other(asker: Any, tls: Tls) -> None:
     ask = asker(tls.url())
-    key = ask.claims.key("s", token().hex())
-    states = [(await ask.run(ask.claims.claim(key, token(), 1000, 1000))).state for _ in range(2)]
+    key = ask.claims.key("s", new_id().hex())
+    states = [(await ask.run(ask.claims.claim(key, new_id(), 1000, 1000))).state for _ in range(2)]
     assert states == ["started", "in_progress"]
     # And large requests and replies go through, in one piece
-    owner, large = token(), bytes(range(256)) * 2000
-    key = ask.claims.key("s", token().hex())
+    owner, large = new_id(), bytes(range(256)) * 2000
+    key = ask.claims.key("s", new_id().hex())
     await ask.run(ask.claims.claim(key, owner, 30_000, 1000))
     assert await ask.run(ask.claims.checkpoint(key, owner, large))
     assert (await ask.run(ask.claims.inspect(key))).checkpoint == large
@@ -113,13 +113,13 @@ async def test_the_name_is_checked_unless_the_url_disables_it(tls: Tls) -> None:
         assert client.connection_pool.connection_kwargs["ssl_check_hostname"] is True
     named = endpoint_from_url(tls.url("127.0.0.1", more="&ssl_check_hostname=False"))
     with Gate(client=redis.Redis.from_url(tls.url("127.0.0.1"), ssl_check_hostname=False)) as gate:
-        assert gate.first(token(), "1s")
+        assert gate.first(new_id(), "1s")
     assert "ssl_check_hostname" in named.settings
 
 
 def test_a_server_that_is_not_verified_is_warned_of(tls: Tls, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), Gate(tls.url("127.0.0.1", more="&ssl_cert_reqs=none")) as gate:
-        assert gate.first(token(), "1s")
+        assert gate.first(new_id(), "1s")
     assert [record.getMessage() for record in caplog.records] == ["link.unverified"]
     caplog.clear()
     Gate(tls.url())
@@ -128,7 +128,7 @@ def test_a_server_that_is_not_verified_is_warned_of(tls: Tls, caplog: pytest.Log
 
 async def test_what_waits_is_woken_over_tls(asker: Any, tls: Tls) -> None:
     ask = asker(tls.url(), timeout="20s")
-    key = token().hex()
+    key = new_id().hex()
     claim = await asyncio.to_thread(ask.gate.claim, key)
     found = ask.gate.aio.claim(key) if ask.awaiting else await asyncio.to_thread(ask.gate.claim, key)
     other = await found if ask.awaiting else found
@@ -141,13 +141,13 @@ async def test_what_waits_is_woken_over_tls(asker: Any, tls: Tls) -> None:
 async def test_a_silent_server_is_given_up_and_found_again(asker: Any, tls: Tls) -> None:
     # Given a connection that is in use
     ask = asker(tls.url(), timeout="1s")
-    key = ask.claims.key("s", token().hex())
+    key = ask.claims.key("s", new_id().hex())
     await ask.run(ask.claims.inspect(key))
     with tls.raw() as raw:
         # When the server falls silent for a while, longer than a call is tried
         raw.execute_command("CLIENT", "PAUSE", "2500", "ALL")
     with pytest.raises(StoreUnavailable) as told:
-        await ask.run(ask.claims.claim(key, token(), 1000, 1000))
+        await ask.run(ask.claims.claim(key, new_id(), 1000, 1000))
     assert told.value.executed == "unknown"
     # Then it is asked again as soon as it speaks, on a new connection
     assert (await ask.run(ask.claims.inspect(key), within=30.0)).token >= 0
@@ -155,7 +155,7 @@ async def test_a_silent_server_is_given_up_and_found_again(asker: Any, tls: Tls)
 
 async def test_a_connection_that_was_cut_is_made_anew(asker: Any, tls: Tls) -> None:
     ask = asker(tls.url(), timeout="30s")
-    key = ask.claims.key("s", token().hex())
+    key = ask.claims.key("s", new_id().hex())
     for _ in range(3):
         await ask.run(ask.claims.inspect(key))
         with tls.raw() as raw:

@@ -17,8 +17,7 @@ import msgpack
 import redis
 
 from idemgate import Gate
-from idemgate.core.calls import Call
-from idemgate.core.clock import stamp
+from idemgate.core.calls import Call, stamp
 from idemgate.testing import Clock
 from idemgate.topics.merge import pack
 from idemgate.topics.messages import Trigger

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, Topic, Trigger
-from idemgate.core.calls import Call
-from idemgate.core.chunks import BYTES, split_batches
+from idemgate.core.calls import BYTES, Call, split_batches
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.deliveries import Settlement

@@ -14,7 +14,7 @@ from idemgate.errors import ServerRejected
 from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
 from tests.conftest import Face
-from tests.dedup.calls import calls_of
+from tests.dedup.dedup_calls import calls_of
 
 Dumps = Callable[[], dict[bytes, bytes]]
 

@@ -27,8 +27,7 @@ from hypothesis.stateful import (
 )
 
 from idemgate import Delivery, Gate, Trigger, append
-from idemgate.core.calls import Batch, Call
-from idemgate.core.clock import stamp
+from idemgate.core.calls import Batch, Call, stamp
 from idemgate.testing import Clock
 from idemgate.topics.dead_letters import DeadFilter
 from idemgate.topics.deliveries import Settlement

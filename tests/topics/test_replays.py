@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from idemgate import Delivery, Gate, Trigger
-from idemgate.core.calls import Call
-from idemgate.core.clock import stamp
+from idemgate.core.calls import Call, stamp
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.deliveries import Settlement, nack_items

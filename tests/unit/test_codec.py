@@ -20,8 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idemgate.core.codec import Codec, canonical, digest
-from idemgate.core.codec import limits as wire
-from idemgate.core.codec.plain import ValueEncoder, from_ext
+from idemgate.core.codec.packing import Ext, ValueEncoder, from_ext, looks_plain, measure
 from idemgate.errors import DecodeError, InvalidArgument
 
 CODEC = Codec()
@@ -378,13 +377,13 @@ def test_every_cut_and_every_extra_byte_is_noticed(value: Any) -> None:
 def test_looking_at_bytes_agrees_with_measuring_them(value: Any) -> None:
     """looks_plain may be wrong in one direction only."""
     body = CODEC.encode(value)[1:]
-    if wire.looks_plain(body, 64):
-        assert wire.measure(body, 64, 100_000)
+    if looks_plain(body, 64):
+        assert measure(body, 64, 100_000)
 
 
 @given(st.lists(st.floats() | st.integers(-(2**63), 2**64 - 1) | TEXTS, max_size=8))
 def test_numbers_and_texts_are_known_to_be_plain_without_measuring(value: list[Any]) -> None:
-    assert wire.looks_plain(CODEC.encode(value)[1:], 10_000)
+    assert looks_plain(CODEC.encode(value)[1:], 10_000)
 
 
 # -- canonical -----------------------------------------------------------------------------------------------
@@ -475,7 +474,7 @@ def test_what_msgpack_holds_as_an_integer_is_stored_as_one() -> None:
         assert CODEC.decode(CODEC.encode(value)) == value
     # And what it cannot hold by its bytes, no more than it needs
     for value, size in ((2**64, 9), (2**71 - 1, 9), (2**71, 10), (-(2**71), 10)):
-        assert len(CODEC.encode(value)) == 1 + len(msgpack.packb(msgpack.ExtType(wire.BIG_INT, bytes(size))))
+        assert len(CODEC.encode(value)) == 1 + len(msgpack.packb(msgpack.ExtType(Ext.BIG_INT, bytes(size))))
 
 
 def test_a_dict_comes_back_in_its_order_whatever_is_in_it() -> None:

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
+from idemgate.core.calls import new_id
 from idemgate.core.counters import Counters
-from idemgate.core.tokens import token
 
 
 def test_counters_count() -> None:
@@ -67,7 +67,7 @@ def test_tokens_are_unique_in_all_threads() -> None:
     found: list[bytes] = []
 
     def work() -> None:
-        found.extend([token() for _ in range(3000)])
+        found.extend([new_id() for _ in range(3000)])
 
     _together(work)
     assert len(set(found)) == len(found) == 24_000
@@ -77,11 +77,11 @@ def test_tokens_are_unique_in_all_threads() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_has_tokens_of_its_own() -> None:
-    before = token()
+    before = new_id()
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        os.write(writer, b"".join(token() for _ in range(100)))
+        os.write(writer, b"".join(new_id() for _ in range(100)))
         os._exit(0)
     os.waitpid(child, 0)
     os.close(writer)
@@ -90,4 +90,4 @@ def test_a_forked_child_has_tokens_of_its_own() -> None:
     # Then no token of the child's begins as ours do
     assert len(theirs) == 1600
     assert {theirs[at : at + 10] for at in range(0, 1600, 16)}.isdisjoint({before[:10]})
-    assert token()[:10] == before[:10]
+    assert new_id()[:10] == before[:10]

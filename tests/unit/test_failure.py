@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from idemgate.core.codec.models import rebuild
-from idemgate.core.failure import last_line, message_of
+from idemgate.core.text import last_line, message_of
 from idemgate.errors import DecodeError
 
 

@@ -1,4 +1,4 @@
-"""A forked child shares neither tokens nor locks with its parent."""
+"""A forked child shares neither ids nor locks with its parent."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from idemgate.core.calls import _Prefix, new_id
 from idemgate.core.forks import lock_reset_at_fork
-from idemgate.core.tokens import _Prefix, token
 
 
 class Holder:
@@ -35,16 +35,16 @@ def in_child(work: Callable[[], bytes]) -> bytes:
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
-def test_a_child_draws_tokens_of_its_own() -> None:
-    mine, its = token(), in_child(token)
+def test_a_child_draws_ids_of_its_own() -> None:
+    mine, its = new_id(), in_child(new_id)
     assert len(mine) == len(its) == 16
     assert mine[:10] != its[:10]
-    assert token()[:10] == mine[:10]
+    assert new_id()[:10] == mine[:10]
 
 
-def test_ten_bytes_of_a_token_are_random_and_six_count() -> None:
+def test_ten_bytes_of_an_id_are_random_and_six_count() -> None:
     assert len(_Prefix().text) == 10
-    assert token()[10:] < token()[10:]
+    assert new_id()[10:] < new_id()[10:]
 
 
 def test_a_lock_that_was_held_is_free_in_a_child() -> None:
@@ -56,10 +56,10 @@ def test_a_lock_that_was_held_is_free_in_a_child() -> None:
 
 def test_it_is_so_from_the_first_import() -> None:
     code = (
-        "import os; from idemgate.core import forks, tokens; h = type('H', (), {})();"
+        "import os; from idemgate.core import calls, forks; h = type('H', (), {})();"
         "h.lock = forks.lock_reset_at_fork(h, 'lock');"
-        "h.lock.acquire(); mine = tokens.token()[:10]; pid = os.fork();"
-        "pid or os._exit(2 * (tokens.token()[:10] == mine) + (not h.lock.acquire(timeout=1)));"
+        "h.lock.acquire(); mine = calls.new_id()[:10]; pid = os.fork();"
+        "pid or os._exit(2 * (calls.new_id()[:10] == mine) + (not h.lock.acquire(timeout=1)));"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"0\n"

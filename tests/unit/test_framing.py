@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from idemgate.core.calls import Call
-from idemgate.core.tokens import token
+from idemgate.core.calls import Call, new_id
 from idemgate.guard.claims import Claims
 from idemgate.store.resp import pack
 from idemgate.testing import Clock
@@ -25,14 +24,14 @@ def _packed(call: Call[object]) -> bytes:
 @pytest.mark.parametrize("key", ["k", "order:7", "100%d%b", "ü" * 50, "x" * 1000])
 @pytest.mark.parametrize("options", [{}, {"max_attempts": 3}, {"hold": True}, {"wait": True}, {"max_attempts": 10**12}])
 def test_a_claim_is_framed_as_it_is_packed(key: str, options: dict[str, int]) -> None:
-    call = CLAIMS.claim(CLAIMS.key("s", key), token(), 30_000, 86_400_000, **options)
+    call = CLAIMS.claim(CLAIMS.key("s", key), new_id(), 30_000, 86_400_000, **options)
     assert call.framed == _packed(call)
 
 
 @pytest.mark.parametrize("result", [b"", b"v", b"\r\n$1\r\n", b"%b", bytes(range(256)) * 100])
 @pytest.mark.parametrize("kind", [b"v", b"n", b"e"])
 def test_a_completion_is_framed_as_it_is_packed(result: bytes, kind: bytes) -> None:
-    call = CLAIMS.complete(CLAIMS.key("s", "k"), token(), NOW, 60_000, kind, result)
+    call = CLAIMS.complete(CLAIMS.key("s", "k"), new_id(), NOW, 60_000, kind, result)
     assert call.framed == _packed(call)
 
 
@@ -49,11 +48,11 @@ def test_what_differs_in_length_is_packed_word_by_word() -> None:
     record, told = CLAIMS.key("s", "k"), Claims("ns", Clock(1_790_000_000))
     for call in (
         CLAIMS.claim(record, b"me", 1, 1),
-        CLAIMS.claim(record, token(), 1, 1, b"print of sixteen"),
-        told.claim(record, token(), 1, 1),
+        CLAIMS.claim(record, new_id(), 1, 1, b"print of sixteen"),
+        told.claim(record, new_id(), 1, 1),
         CLAIMS.complete(record, b"me", NOW, 1, b"v", b""),
-        CLAIMS.complete(record, token(), 7, 1, b"v", b""),
-        CLAIMS.complete(record, token(), 10**16, 1, b"v", b""),
-        told.complete(record, token(), NOW, 1, b"v", b""),
+        CLAIMS.complete(record, new_id(), 7, 1, b"v", b""),
+        CLAIMS.complete(record, new_id(), 10**16, 1, b"v", b""),
+        told.complete(record, new_id(), NOW, 1, b"v", b""),
     ):
         assert call.framed == b""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from idemgate.core import keys
-from idemgate.dedup.calls import DedupCalls
+from idemgate.dedup.dedup import DedupCalls
 from idemgate.errors import InvalidArgument
 
 NAME = string.ascii_letters + string.digits + "_.-"

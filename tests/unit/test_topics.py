@@ -6,8 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from idemgate.core.calls import Incomplete
-from idemgate.core.chunks import BATCH
+from idemgate.core.calls import BATCH, Incomplete
 from idemgate.core.codec import Codec
 from idemgate.core.keys import slot_of
 from idemgate.errors import DecodeError, InvalidArgument

@@ -11,7 +11,7 @@ import pytest
 from idemgate import Gate, InvalidArgument, StoreError, StoreUnavailable
 from idemgate.core import keys
 from idemgate.errors import ServerRejected, UnexpectedData
-from idemgate.membership import calls as members
+from idemgate.membership import heartbeats as members
 from idemgate.membership.member import RedisMembership
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest
 from idemgate.membership.rendezvous import owner, slot_id

@@ -20,7 +20,7 @@ __all__ = ["Edit", "edits", "files", "text"]
 
 PACKAGE = Path(__file__).parents[2] / "idemgate"
 PURE = (
-    "core/*", "core/codec/*", "audit/*", "audit/slot/*", "dedup/*", "membership/calls", "membership/ownership",
+    "core/*", "core/codec/*", "audit/*", "audit/slot/*", "dedup/*", "membership/heartbeats", "membership/ownership",
     "membership/rendezvous",
     "guard/attempt", "guard/claims", "guard/record", "store/durability", "subscribers/expiry/glob",
     "subscribers/expiry/rules", "topics/recurring",

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgpack
 
 from idemgate.core import keys
-from idemgate.core.calls import Call, call, text
-from idemgate.core.clock import Clock, stamp
+from idemgate.core.calls import Call, call, stamp, text
+from idemgate.core.clock import Clock
 from idemgate.topics.merge import Merge, merge_of_spec
 
 __all__ = ["Contents", "Slot", "SlotTooLarge", "TopicEntry", "decode_topic_entry", "read_slot"]

@@ -10,9 +10,8 @@ from typing import Any
 
 from idemgate.audit.server import Check, Seen, diagnose, durable, notifications
 from idemgate.core import keys
-from idemgate.core.calls import call
+from idemgate.core.calls import call, new_id
 from idemgate.core.keys import check_name
-from idemgate.core.tokens import token
 from idemgate.errors import ServerRejected, StoreError
 from idemgate.guard.claims import Claims
 from idemgate.store.durability import DurabilityOption, parse_durability
@@ -126,10 +125,10 @@ def _check_permissions(where: Namespace, writes: bool) -> Iterator[Check]:
     """May this connection do what the scripts do? Tried on a record of the doctor's own, and on an empty slot."""
     link = SyncLink(where.endpoint, 5.0)
     claims, slot = Claims(where.name, None), keys.slot(where.name, SCOPE, 0, 1)
-    key = claims.key(SCOPE, token().hex())
+    key = claims.key(SCOPE, new_id().hex())
     tried: dict[str, Callable[[], object]] = {
         "run scripts that read": lambda: link.run(claims.inspect(key), TRIED),
-        "run scripts that write": lambda: link.run(claims.mark(key, token(), 1000), TRIED),
+        "run scripts that write": lambda: link.run(claims.mark(key, new_id(), 1000), TRIED),
         "read a topic": lambda: link.run(call("topics/stats", slot, (b"",), lambda reply: reply), TRIED),
         "publish a hint": lambda: link.command("PUBLISH", key[0], b""),
     }
@@ -166,7 +165,7 @@ def _durable(where: Namespace, found: Sequence[Server]) -> Iterator[Check]:
     link, claims = SyncLink(where.endpoint, 5.0, where.durability), Claims(where.name, None)
     try:
         within = TRIED if where.durability.replicas else SYNCED
-        link.run(claims.mark(claims.key(SCOPE, token().hex()), token(), 1000), within)
+        link.run(claims.mark(claims.key(SCOPE, new_id().hex()), new_id(), 1000), within)
     except StoreError as error:
         yield Check("durability", "error", str(error), "what the line above needs, or another durability=")
     else:

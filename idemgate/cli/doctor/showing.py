@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from idemgate.audit.findings import Finding, Report
 from idemgate.audit.server import Check
 from idemgate.cli.doctor.examine import Namespace, Told
-from idemgate.core.key_text import one_line
+from idemgate.core.text import one_line
 
 __all__ = ["as_json", "as_text", "show"]
 

@@ -16,8 +16,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any
 
-from idemgate.core.codec.limits import looks_plain, measure
-from idemgate.core.codec.plain import Unpack, ValueEncoder, pack, unpack, unpack_stored
+from idemgate.core.codec.packing import Unpack, ValueEncoder, looks_plain, measure, pack, unpack, unpack_stored
 from idemgate.errors import DecodeError, InvalidArgument
 
 __all__ = ["Codec", "canonical", "digest"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from idemgate.core.codec.limits import measure, nests_at_most
+from idemgate.core.codec.packing import measure, nests_at_most
 from idemgate.errors import DecodeError
 
 __all__ = ["DECODE_ERRORS", "decode_error", "unpack", "wrap_decode_errors"]

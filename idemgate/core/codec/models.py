@@ -14,7 +14,7 @@ from typing import Any, Union, cast, get_args, get_origin
 from idemgate.core.codec.annotations import dataclass_hints, has_model, unwrap
 from idemgate.core.codec.restoring import holds_stored, restore
 from idemgate.core.codec.state import holds_fields
-from idemgate.core.failure import message_of
+from idemgate.core.text import message_of
 from idemgate.errors import DecodeError
 
 __all__ = ["rebuild"]

@@ -14,7 +14,7 @@ from typing import Any, cast, get_args, get_origin
 
 from idemgate.core.codec.annotations import find_class, flatten, hints_of
 from idemgate.core.codec.state import StoredEnum, StoredModel, holds_fields, is_entity, is_pydantic
-from idemgate.core.failure import message_of
+from idemgate.core.text import message_of
 from idemgate.errors import DecodeError
 
 __all__ = ["holds_stored", "restore"]

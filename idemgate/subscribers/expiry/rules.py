@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, cast
 
-from idemgate.core.calls import Call, call
-from idemgate.core.clock import Clock, stamp
+from idemgate.core.calls import Call, call, stamp
+from idemgate.core.clock import Clock
 from idemgate.core.durations import LONGEST_MS, instant
 from idemgate.topics.merge import Merge, Name
 from idemgate.topics.messages import Delivery, Trigger, moment

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 from idemgate import Gate, Guard, InvalidArgument, KeyReused, OutcomeUnknown, StoreError, Verdict
-from idemgate.core.key_text import one_line
+from idemgate.core.text import one_line
 from idemgate.errors import AttemptsExhausted, LeaseLost
 from idemgate_http.keys import Identity, parse_key, record_key, tag_caller
 from idemgate_http.options import HttpOptions, Options, check_options

@@ -22,8 +22,8 @@ from idemgate import (
     InvalidArgument,
     StoreUnavailable,
 )
-from idemgate.core.key_text import one_line
 from idemgate.core.scopes import check_unregistered
+from idemgate.core.text import one_line
 from idemgate.errors import NotConfigured, ServerRejected
 from idemgate.types import Verdict, check_function, milliseconds, scope_of
 

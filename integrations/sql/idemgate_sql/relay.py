@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from idemgate import Gate, InvalidArgument, Topic, Trigger
-from idemgate.core.key_text import one_line
+from idemgate.core.text import one_line
 from idemgate.errors import DecodeError, PolicyChanged, UnexpectedData
 from idemgate.types import Duration, milliseconds
 from idemgate_sql.database import read_text

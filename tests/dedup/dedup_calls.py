@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from idemgate.dedup.calls import DedupCalls
+from idemgate.dedup.dedup import DedupCalls
 from idemgate.store.context import HasContext
 
 __all__ = ["calls_of"]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from idemgate.core import keys
-from idemgate.core.calls import Arg, Call, call, text
-from idemgate.core.clock import Clock, stamp
+from idemgate.core.calls import Arg, Call, call, stamp, text
+from idemgate.core.clock import Clock
 from idemgate.errors import ServerRejected
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest, Slot
 from idemgate.membership.rendezvous import slot_id
