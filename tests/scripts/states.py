@@ -18,7 +18,7 @@ from idemgate.audit.slot import read_slot
 from idemgate.core import keys
 from idemgate.core.calls import Call, stamp
 from idemgate.core.durations import milliseconds
-from idemgate.dedup import calls as dedup
+from idemgate.dedup import dedup
 from idemgate.dedup.dedup import DedupCalls
 from idemgate.errors import IdemgateError
 from idemgate.guard.claims import Claims, Record, register_retention
