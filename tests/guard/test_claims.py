@@ -14,7 +14,7 @@ import pytest
 from idemgate import AlreadyInProgress, Gate, InvalidArgument, KeyReused, OutcomeUnknown, current
 from idemgate.core import keys
 from idemgate.errors import AttemptsExhausted, ResultUnavailable, UnexpectedData
-from idemgate.guard.claims import Record, token
+from idemgate.guard.claims import Record, new_id
 from idemgate.guard.heartbeat import ScopeRegistration
 from idemgate.store.context import MAX_SCOPES
 from idemgate.testing import Clock
@@ -209,12 +209,12 @@ def test_after_a_clock_set_back_a_lease_ends_for_who_waits_and_who_does_not(
     gate: Gate, clock: Clock, wait: bool
 ) -> None:
     record, claims = claims_of(gate).key("s", "k"), claims_of(gate)
-    gate.context.link.run(claims.claim(record, token(), 30_000, 60_000))
+    gate.context.link.run(claims.claim(record, new_id(), 30_000, 60_000))
     clock.set(clock.now().timestamp() - 3600)
     for left in (30_000, 1):
-        assert gate.context.link.run(claims.claim(record, token(), 30_000, 60_000, wait=wait)).left_ms == left
+        assert gate.context.link.run(claims.claim(record, new_id(), 30_000, 60_000, wait=wait)).left_ms == left
         clock.advance(left / 1000 - 0.001 if left > 1 else 0.001)
-    assert gate.context.link.run(claims.claim(record, token(), 30_000, 60_000, wait=wait)).state == "started"
+    assert gate.context.link.run(claims.claim(record, new_id(), 30_000, 60_000, wait=wait)).state == "started"
 
 
 async def test_a_clock_set_back_does_not_lengthen_a_lease(face: Any, clock: Clock) -> None:
@@ -240,14 +240,14 @@ def test_an_attempt_that_was_never_started_is_not_counted(gate: Gate) -> None:
     record, attempts = claims_of(gate).key("s", "k"), []
     # Given claims of which only the first was given back because nothing was run
     for undo in (True, False, False):
-        owner = token()
+        owner = new_id()
         attempts.append(gate.context.link.run(claims_of(gate).claim(record, owner, 30_000, 60_000)).attempt)
         assert gate.context.link.run(claims_of(gate).release(record, owner, 60_000, undo=undo))
     assert attempts == [1, 1, 2]
 
 
 def test_what_is_kept_for_no_time_is_gone(gate: Gate, raw: Any) -> None:
-    record, owner = claims_of(gate).key("s", "k"), token()
+    record, owner = claims_of(gate).key("s", "k"), new_id()
     gate.context.link.run(claims_of(gate).claim(record, owner, 30_000, 60_000))
     assert gate.context.link.run(claims_of(gate).release(record, owner, 0))
     assert not raw.exists(*record)
@@ -260,7 +260,7 @@ def test_what_ends_within_a_millisecond_ended_when_it_began(url: str, namespace:
             return super().microseconds() + 700
 
     clock = Between(1_700_000_000.005)
-    gate, owner = Gate(url, namespace=namespace, clock=clock), token()
+    gate, owner = Gate(url, namespace=namespace, clock=clock), new_id()
     record = claims_of(gate).key("s", "k")
     fence = gate.context.link.run(claims_of(gate).claim(record, owner, 30_000, 60_000)).token
     clock.advance("1s")
@@ -275,7 +275,7 @@ def test_what_ends_within_a_millisecond_ended_when_it_began(url: str, namespace:
 
 def test_what_is_read_to_release_many_is_bounded(gate: Gate, raw: Any) -> None:
     # Given three claims with 100 KiB of progress each
-    claims, given = claims_of(gate), [(claims_of(gate).key("s", key)[0], token(), 60_000, b"") for key in "abc"]
+    claims, given = claims_of(gate), [(claims_of(gate).key("s", key)[0], new_id(), 60_000, b"") for key in "abc"]
     for name, owner, *_ in given:
         gate.context.link.run(claims.claim((name,), owner, 30_000, 60_000))
         assert gate.context.link.run(claims.checkpoint((name,), owner, gate.context.codec.encode(bytes(100 << 10))))
@@ -292,13 +292,13 @@ def test_what_is_read_to_release_many_is_bounded(gate: Gate, raw: Any) -> None:
 @pytest.mark.parametrize("end", ["release", "complete", "resolve"])
 @pytest.mark.parametrize("hold", [False, True])
 def test_an_end_is_published_where_a_caller_waits(gate: Gate, raw: Any, clock: Clock, hold: bool, end: str) -> None:
-    record, owners, claims = claims_of(gate).key("s", "k"), [token(), token()], claims_of(gate)
+    record, owners, claims = claims_of(gate).key("s", "k"), [new_id(), new_id()], claims_of(gate)
     with raw.pubsub() as listener:
         listener.subscribe(record[0])
         # When two owners end one after the other, and only the second knew of a waiter
         for owner, wait in zip(owners, (False, True), strict=True):
             fence = gate.context.link.run(claims.claim(record, owner, 30_000, 60_000, hold=hold)).token
-            gate.context.link.run(claims.claim(record, token(), 30_000, 60_000, hold=hold, wait=wait))
+            gate.context.link.run(claims.claim(record, new_id(), 30_000, 60_000, hold=hold, wait=wait))
             if end == "release":
                 assert gate.context.link.run(claims.release(record, owner, 60_000))
             elif end == "complete":
@@ -308,7 +308,7 @@ def test_an_end_is_published_where_a_caller_waits(gate: Gate, raw: Any, clock: C
                 clock.advance("30s")
                 vanished = gate.context.link.run(claims.inspect(record))
                 assert (
-                    gate.context.link.run(claims.resolve(record, token(), vanished, False, 60_000, b"n", b""))[0]
+                    gate.context.link.run(claims.resolve(record, new_id(), vanished, False, 60_000, b"n", b""))[0]
                     == "ok"
                 )
             raw.publish(record[0], b"ended")
@@ -323,14 +323,14 @@ def test_an_end_is_published_where_a_caller_waits(gate: Gate, raw: Any, clock: C
 def test_a_decision_about_an_owner_that_was_taken_over_decides_nothing(gate: Gate, clock: Clock) -> None:
     # Given an owner that vanished, as an inspection showed, and another that has taken over and vanished since
     record, claims = claims_of(gate).key("s", "k"), claims_of(gate)
-    gate.context.link.run(claims.claim(record, token(), 30_000, 60_000))
+    gate.context.link.run(claims.claim(record, new_id(), 30_000, 60_000))
     clock.advance("30s")
     seen = gate.context.link.run(claims.inspect(record))
-    gate.context.link.run(claims.claim(record, token(), 30_000, 60_000))
+    gate.context.link.run(claims.claim(record, new_id(), 30_000, 60_000))
     clock.advance("30s")
     # Then what was decided about the first changes nothing
-    assert gate.context.link.run(claims.resolve(record, token(), seen, True, 60_000, b"n", b""))[0] == "changed"
-    assert gate.context.link.run(claims.forget(record, token(), seen, False))[0] == "changed"
+    assert gate.context.link.run(claims.resolve(record, new_id(), seen, True, 60_000, b"n", b""))[0] == "changed"
+    assert gate.context.link.run(claims.forget(record, new_id(), seen, False))[0] == "changed"
     assert gate.context.link.run(claims.inspect(record)).state == "lapsed"
 
 
@@ -338,14 +338,14 @@ def test_a_copy_of_a_decision_is_answered_as_the_first(gate: Gate, clock: Clock)
     record, claims = claims_of(gate).key("s", "k"), claims_of(gate)
     for word in ("ok", "forgotten"):
         # Given an owner that vanished
-        gate.context.link.run(claims.claim(record, token(), 30_000, 60_000))
+        gate.context.link.run(claims.claim(record, new_id(), 30_000, 60_000))
         clock.advance("30s")
         seen = gate.context.link.run(claims.inspect(record))
         # When what is decided about it arrives twice
         if word == "ok":
-            decision = claims.resolve(record, token(), seen, False, 60_000, b"n", b"")
+            decision = claims.resolve(record, new_id(), seen, False, 60_000, b"n", b"")
         else:
-            decision = claims.forget(record, token(), seen, False)
+            decision = claims.forget(record, new_id(), seen, False)
         assert gate.context.link.run(decision) == gate.context.link.run(decision) == (word, 0)
 
 
@@ -837,7 +837,7 @@ async def test_a_stored_failure_is_marked_and_a_released_key_is_not(face: Any, c
 
 def test_a_mark_is_told_with_its_token(gate: Gate) -> None:
     key = claims_of(gate).key("s", "k")
-    first, second = (gate.context.link.run(claims_of(gate).mark(key, token(), 60_000)) for _ in range(2))
+    first, second = (gate.context.link.run(claims_of(gate).mark(key, new_id(), 60_000)) for _ in range(2))
     assert (first.state, first.attempt, first.taken_over) == ("started", 1, 0)
     assert (second.state, second.token, second.attempt, second.left_ms) == ("done", first.token, 1, 60_000)
     assert gate.context.link.run(claims_of(gate).inspect(key)).token == first.token
@@ -846,7 +846,7 @@ def test_a_mark_is_told_with_its_token(gate: Gate) -> None:
 def test_a_claim_without_a_number_may_be_tried_any_number_of_times(gate: Gate, clock: Clock) -> None:
     key = claims_of(gate).key("s", "k")
     for attempt in range(1, 4):
-        claim = gate.context.link.run(claims_of(gate).claim(key, token(), 30_000, 60_000))
+        claim = gate.context.link.run(claims_of(gate).claim(key, new_id(), 30_000, 60_000))
         assert (claim.state, claim.attempt) == ("started", attempt)
         clock.advance("30s")
 
@@ -919,9 +919,9 @@ def test_of_a_key_whose_time_is_over_nothing_is_told_though_its_bytes_are_still_
     gate: Gate, raw: Any, clock: Clock, end: str
 ) -> None:
     # Given a key that was taken over, with progress, and ended
-    record, claims, owner = claims_of(gate).key("s", "k"), claims_of(gate), token()
+    record, claims, owner = claims_of(gate).key("s", "k"), claims_of(gate), new_id()
     note = gate.context.codec.encode("n")
-    gate.context.link.run(claims.claim(record, token(), 30_000, 60_000, b"f" * 16))
+    gate.context.link.run(claims.claim(record, new_id(), 30_000, 60_000, b"f" * 16))
     clock.advance("30s")
     entry = gate.context.link.run(claims.claim(record, owner, 30_000, 60_000, b"f" * 16))
     assert gate.context.link.run(claims.checkpoint(record, owner, note))
