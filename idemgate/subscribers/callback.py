@@ -31,7 +31,10 @@ class _Job:
 
 
 class Callback(Generic[T]):
-    """A subscriber's function for one run; a blocking function runs in threads, in a copy of the context."""
+    """A subscriber's function for one run. A blocking function runs in threads, in a copy of the context.
+
+    It implements the `Jobs` of its thread pool. The subscriber bounds the number of calls.
+    """
 
     def __init__(self, func: Callable[[T], object]) -> None:
         self.is_async = is_async(func)
@@ -68,24 +71,27 @@ class Callback(Generic[T]):
     async def _call_in_thread(self, item: T) -> Verdict[Any]:
         """Call the function in a thread. If cancelled, a call that has begun continues."""
         if self._pool is None:
-            self._pool = ThreadPool(
-                "idemgate-subscriber", self._run_job, _set_results, self._start_threads, _never, _never, self._jobs
-            )
+            self._pool = ThreadPool("idemgate-subscriber", self)
         job = _Job(item, asyncio.get_running_loop().create_future())
         self._jobs.append(job)
-        self._start_threads()
+        self._pool.start(len(self._jobs))
         return await job.future
 
-    def _start_threads(self) -> None:
-        assert self._pool is not None, "only the pool and its jobs call this"
-        self._pool.start(len(self._jobs))  # the subscriber bounds the number of calls
+    def count_ready(self) -> int:
+        return len(self._jobs)
 
-    def _run_job(self, job: _Job) -> Verdict[Any] | None:
+    def next_job(self, first: bool) -> _Job:  # noqa: ARG002 - no other work needs the threads
+        return self._jobs.popleft()
+
+    def run_job(self, job: _Job) -> Verdict[Any] | None:
         return None if job.future.cancelled() else job.context.run(_call_catching, self._judge, job.item)
 
-
-def _never() -> bool:
-    return False
+    def on_jobs_ended(self, ended: list[tuple[_Job, Verdict[Any] | None]]) -> None:
+        for job, verdict in ended:
+            if verdict is not None and not job.future.done():
+                job.future.set_result(verdict)
+        if self._pool is not None:
+            self._pool.start(len(self._jobs))
 
 
 def _call_catching(judge: Callable[[Any], Verdict[Any]], item: object) -> Verdict[Any]:
@@ -97,12 +103,6 @@ def _call_catching(judge: Callable[[Any], Verdict[Any]], item: object) -> Verdic
 
 def _judge_failure(error: BaseException) -> Verdict[Any]:
     return verdict_of(error)._replace(ran=True)
-
-
-def _set_results(finished: list[tuple[_Job, Verdict[Any] | None]]) -> None:
-    for job, verdict in finished:
-        if verdict is not None and not job.future.done():
-            job.future.set_result(verdict)
 
 
 def check_callback(func: Callable[[T], object]) -> str:

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import logging
 from asyncio import gather
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from idemgate.core.calls import Batch, split_batches
 from idemgate.core.clock import monotonic
 from idemgate.core.validation import is_async
-from idemgate.errors import NotDurable, StoreError, StoreUnavailable
+from idemgate.errors import DecodeError, NotDurable, StoreError, StoreUnavailable
 from idemgate.store.heartbeat import FunctionRenewal
 from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Delivery, Taken
 from idemgate.topics.topic_calls import TopicCalls
+from idemgate.worker.backpressure import Backpressure
 from idemgate.worker.cron import Occurrences
-from idemgate.worker.downstream import Downstream
 from idemgate.worker.handler import build_run, build_run_async
-from idemgate.worker.limiter import Limiter
-from idemgate.worker.outcome import attempt_number, count_dropped
 from idemgate.worker.places import TopicPlaces
 from idemgate.worker.poller import POLL, Poller
 
-__all__ = ["BATCH", "FinishedDelivery", "InFlight", "TopicConsumer"]
+__all__ = ["BATCH", "FinishedDelivery", "InFlight", "TopicConsumer", "attempt_number"]
 
 log = logging.getLogger("idemgate.worker")
 BATCH = 80
@@ -39,10 +37,11 @@ class InFlight:
         since: When the delivery was taken, seconds of the gate's clock.
         margin: Seconds of the lease that must be left to start the handler: a renewal interval. A lease with less left
             may end before a renewal reaches the server.
+        misfired: True for an occurrence of a recurring trigger that must not run.
         settling: True while it is being settled. The store may then rightly report that the lease is gone.
     """
 
-    __slots__ = ("consumer", "delivery", "margin", "settling", "since", "until")
+    __slots__ = ("consumer", "delivery", "margin", "misfired", "settling", "since", "until")
 
     def __init__(
         self, consumer: TopicConsumer, delivery: Delivery[Any], until: float, since: float, margin: float
@@ -52,7 +51,7 @@ class InFlight:
         self.until = until
         self.since = since
         self.margin = margin
-        self.settling = False
+        self.misfired = self.settling = False
 
     def is_assigned(self) -> bool:
         """Return True if this worker polls the slot of the delivery."""
@@ -75,15 +74,17 @@ class TopicConsumer:
 
     Attributes:
         in_flight: The deliveries between take and settlement.
+        ready: Those among them that wait for their handler.
+        turn: Number of the last delivery of the topic that started, among those of the worker. The dispatcher sets it.
         places: The topic's places in the worker.
-        misfired: Taken occurrences of recurring triggers that must not run.
     """
 
     def __init__(self, poller: Poller) -> None:
         self.poller = poller
         self.topic, self.context, self.wake = poller.topic, poller.context, poller.wake
         self.in_flight: set[InFlight] = set()
-        self.misfired: set[InFlight] = set()
+        self.ready: deque[InFlight] = deque()
+        self.turn = 0
         self._occurrences = Occurrences(poller)
         self.places = TopicPlaces(self.room)
         self._renewal: FunctionRenewal | None = None
@@ -92,9 +93,7 @@ class TopicConsumer:
         self.is_async = is_async(handler)
         build = build_run_async if self.is_async else build_run
         self.run: Callable[[Delivery[Any]], Any] = build(handler, self.context.namespace)
-        adaptive = self.calls.policy.adaptive
-        self.downstream = Downstream(self.context, self.topic.name)
-        self.limiter = None if adaptive is None else Limiter(self.context, self.topic.name, adaptive)
+        self.backpressure = Backpressure(self.context, self.topic.name, self.calls.policy.adaptive)
         # With durability, a settlement waits for replicas. A take must neither wait for them nor fail with them.
         self._takes_while_settling = self.context.durability is None
 
@@ -103,36 +102,20 @@ class TopicConsumer:
         return self.poller.calls
 
     @property
-    def is_plain(self) -> bool:
-        """True if a handler that returned None leads to an acknowledgement and to nothing else."""
-        return self.limiter is None and not self.downstream.failures
-
-    @property
     def lease(self) -> float:
         """The lease of a delivery, seconds."""
         return self.calls.policy.lease / 1000
 
     def pause(self) -> float:
         """Return the seconds until the topic may take messages and a slot has work, at most one poll interval."""
-        return min(POLL, max(self.poller.pause(), self.downstream.pause))
-
-    # -- limiting --------------------------------------------------------------------------------------------------
+        pause = self.poller.pause()
+        return min(POLL, max(pause, self.backpressure.pause)) if self.backpressure.applies else pause
 
     def room(self, free: int) -> int:
-        """Return how many of `free` places this topic may use: all, or what its limit and its downstream leave."""
-        used = len(self.in_flight) + self.places.requested
-        free = self.downstream.room(free, used)
-        return free if self.limiter is None else min(free, self.limiter.limit - used)
-
-    def on_handler_start(self, delivery: Delivery[Any]) -> None:
-        """Report the start of a handler to the limiter."""
-        if self.limiter is not None:
-            self.limiter.on_handler_start(delivery)
-
-    def on_handler_end(self, delivery: Delivery[Any], error: BaseException | None) -> None:
-        """Report the end of a handler to the limiter. The delivery stays in flight until it is settled."""
-        if self.limiter is not None:
-            self.limiter.on_handler_end(delivery, error)
+        """Return how many of `free` places this topic may use: all, or what its backpressure leaves."""
+        if not self.backpressure.applies:
+            return free
+        return self.backpressure.room(free, len(self.in_flight) + self.places.requested)
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
@@ -153,7 +136,8 @@ class TopicConsumer:
 
     async def _mark_misfired(self, taken: list[InFlight]) -> list[InFlight]:
         misfired = await self._occurrences.find_misfired([entry.delivery for entry in taken])
-        self.misfired.update(entry for entry in taken if entry.delivery in misfired)
+        for entry in taken:
+            entry.misfired = entry.delivery in misfired
         return taken
 
     async def _take(self, calls: TopicCalls, slot: int, n: int) -> list[InFlight]:
@@ -283,7 +267,7 @@ class TopicConsumer:
     def _count_dropped(self, settlements: list[Settlement], outcomes: list[str]) -> None:
         """Count the dropped items of deliveries that end. A retry still holds them, and a partial one does not."""
         dropped = sum(
-            count_dropped(settlement.delivery)
+            _dropped_items(settlement.delivery)
             for settlement, outcome in zip(settlements, outcomes, strict=True)
             if outcome == "dead" or (outcome == "ok" and (settlement.verb == "ack" or settlement.part is not None))
         )
@@ -332,3 +316,19 @@ def _split_into_calls(
 
 
 _COUNTER_OF_VERB = {"ack": "acked", "nack": "nacked", "bury": "buried", "return": "returned", "defer": "deferred"}
+
+
+def attempt_number(delivery: Delivery[Any]) -> int | None:
+    """Return the number of the attempt; None if the message cannot be decoded."""
+    try:
+        return delivery.attempt
+    except DecodeError:
+        return None
+
+
+def _dropped_items(delivery: Delivery[Any]) -> int:
+    """Return the number of dropped items; 0 if the message cannot be decoded."""
+    try:
+        return delivery.dropped
+    except DecodeError:
+        return 0

@@ -1,4 +1,4 @@
-"""Dispatcher of a worker: runs handlers for fetched deliveries, up to the worker's concurrency."""
+"""Dispatcher of a worker: starts handlers, async ones as tasks and blocking ones in threads, and reports their ends."""
 
 from __future__ import annotations
 
@@ -6,93 +6,64 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from math import ceil
+from operator import attrgetter
 from typing import Any
 
-from idemgate.core.clock import monotonic
 from idemgate.core.thread_pool import ThreadPool
-from idemgate.core.verdict import HANDLED, Verdict, verdict_of
-from idemgate.errors import DownstreamUnavailable
-from idemgate.store.context import Context
-from idemgate.topics.deliveries import Settlement, defer_oversize
+from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.topics.messages import Delivery
-from idemgate.topics.results import encode_result
-from idemgate.worker.consumer import FinishedDelivery, InFlight, TopicConsumer
-from idemgate.worker.handler import build_run_async, judge_partial_failure
-from idemgate.worker.outcome import attempt_number, choose_settlement
+from idemgate.worker.consumer import InFlight, TopicConsumer
+from idemgate.worker.handler import build_run_async
 from idemgate.worker.places import Places
-from idemgate.worker.ready_queue import ReadyQueue
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "Ended"]
 
 log = logging.getLogger("idemgate.worker")
+Ended = tuple[InFlight, Verdict[Any] | None]
+"""A delivery and the verdict on it; None if its handler was not started, because its lease has nearly ended."""
 
 
 class Dispatcher:
-    """The handlers of one run of a worker: async ones run as tasks, blocking ones in a thread pool.
+    """The handlers of one run of a worker.
+
+    Topics take turns, and so do async and blocking handlers. It implements the `Jobs` of its thread pool.
 
     Attributes:
-        finished: Ended deliveries with their settlements, to be sent by the worker.
         tasks: Running async handlers.
-        to_settle: Set when `finished` has grown.
     """
 
-    def __init__(self, context: Context, concurrency: int, places: Places, stopping: asyncio.Event) -> None:
-        self.finished: list[FinishedDelivery] = []
+    def __init__(
+        self,
+        concurrency: int,
+        places: Places,
+        stopping: asyncio.Event,
+        on_ended: Callable[[Sequence[Ended]], None],
+    ) -> None:
+        """Build a dispatcher. `on_ended` is called in the event loop, with deliveries that ended."""
         self.tasks: dict[asyncio.Task[Verdict[Any]], InFlight] = {}
-        self.to_settle = asyncio.Event()
-        self._context = context
         self._concurrency = concurrency
         self._places = places
         self._stopping = stopping
+        self._on_ended = on_ended
         self._ready, self._ready_blocking = ReadyQueue(), ReadyQueue()  # for async and for blocking handlers
         self._blocking_next = False
         self._abandoned: set[InFlight] = set()
-        self._pool: ThreadPool[InFlight, Verdict[Any] | None] = ThreadPool(
-            "idemgate-handler", self._run_in_thread, self._on_threads_finished, self.dispatch, stopping.is_set,
-            self._others_wait, self._ready_blocking,  # pyright: ignore[reportArgumentType] - it binds `popleft`
-        )  # fmt: skip
+        self._pool: ThreadPool[InFlight, Verdict[Any] | None] = ThreadPool("idemgate-handler", self)
+
+    def add(self, consumer: TopicConsumer) -> None:
+        """Start the handlers of a topic, too, from now on."""
+        (self._ready if consumer.is_async else self._ready_blocking).add(consumer)
 
     @property
     def free(self) -> int:
         """The number of handlers that may start now."""
         return self._concurrency - len(self.tasks) - self._pool.active
 
-    def waiting(self, consumer: TopicConsumer) -> deque[InFlight]:
-        """Return the queue of the topic's unstarted deliveries."""
-        return (self._ready if consumer.is_async else self._ready_blocking).of(consumer)
-
-    def add(self, consumer: TopicConsumer, entries: list[InFlight]) -> None:
-        """Queue fetched deliveries. `dispatch` starts them. Those that are too large for this gate are deferred."""
-        self._places.take(consumer.places, len(entries))
-        most = self._context.codec.max_bytes  # no value is larger than its message
-        if consumer.misfired:
-            entries = self._end_misfired(consumer, entries)
-        fitting = [entry for entry in entries if entry.delivery.size <= most or not self._defer_oversize(entry)]
-        self.waiting(consumer).extend(fitting)
-
-    def _end_misfired(self, consumer: TopicConsumer, entries: list[InFlight]) -> list[InFlight]:
-        """Acknowledge the occurrences that must not run; return the other entries."""
-        misfired, consumer.misfired = consumer.misfired, set()
-        for entry in misfired:
-            settlement = Settlement("ack", entry.delivery)
-            if consumer.calls.policy.result_retention is not None:
-                settlement = self._add_result(entry, settlement, HANDLED)
-            self._finish(entry, settlement)
-        return [entry for entry in entries if entry not in misfired]
-
-    def _defer_oversize(self, entry: InFlight) -> bool:
-        """Defer a delivery whose payload is larger than `max_bytes`. Return False for any other."""
-        settlement = defer_oversize(self._context, entry.delivery)
-        if settlement is not None:
-            self._finish(entry, settlement)
-        return settlement is not None
-
-    def dispatch(self) -> None:
-        """Start ready deliveries, up to the concurrency. Topics take turns, and so do async and blocking handlers."""
+    def start_ready(self) -> None:
+        """Start ready deliveries, up to the concurrency."""
         if self._blocking_next and self._ready_blocking and self.free > self._places.kept_free:
             self._pool.start(1)
             self._blocking_next = False
@@ -104,41 +75,14 @@ class Dispatcher:
         if self._ready_blocking:
             self._pool.start(self.free - self._places.kept_free)
 
+    # -- async handlers -----------------------------------------------------------------------------------------------
+
     def _start_async(self, entry: InFlight) -> None:
         if not entry.can_start():
-            self._skip(entry)
+            self._on_ended([(entry, None)])
             return
-        if entry.consumer.limiter is not None:
-            entry.consumer.on_handler_start(entry.delivery)
+        entry.consumer.backpressure.on_handler_start(entry.delivery)
         self._start_task(entry, entry.consumer.run)
-
-    # -- unstarted deliveries -----------------------------------------------------------------------------------------
-
-    def return_unstarted(self, keep: Callable[[InFlight], bool] | None = None) -> None:
-        """Return unstarted deliveries to their topics, except those for which `keep` is true."""
-        for queue in (*self._ready, *self._ready_blocking):
-            for _ in range(len(queue)):
-                with suppress(IndexError):  # a thread may take the last one
-                    entry = queue.popleft()
-                    if keep is not None and keep(entry):
-                        queue.append(entry)
-                    else:
-                        self._finish(entry, Settlement("return", entry.delivery))
-        self.dispatch()  # a thread may have looked while a kept entry was out of the queue
-
-    def return_stale(self, since: float) -> bool:
-        """Return unstarted deliveries taken at `since` or before.
-
-        Returns:
-            False if there was none.
-        """
-        if all(_oldest(queue) > since for queue in (*self._ready, *self._ready_blocking)):
-            return False
-        self._places.slow_down()
-        self.return_unstarted(lambda entry: entry.since > since)
-        return True
-
-    # -- async handlers -----------------------------------------------------------------------------------------------
 
     def _start_task(self, entry: InFlight, run: Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]) -> None:
         task = asyncio.create_task(run(entry.delivery))
@@ -151,124 +95,64 @@ class Dispatcher:
             verdict = task.result()
         except BaseException as error:  # noqa: BLE001 - of a cancelled task, or a Ctrl-C that arrived inside it
             verdict = verdict_of(error)._replace(ran=True)
-        self._places.count_handled()
-        plain = verdict is HANDLED and entry.consumer.is_plain
-        self._finish(entry, Settlement("ack", entry.delivery) if plain else self._choose_settlement(entry, verdict))
-        self.dispatch()
+        self._on_ended([(entry, verdict)])
+        self.start_ready()
 
-    # -- blocking handlers: the first two functions run in the threads ------------------------------------------------
+    # -- blocking handlers: the first three functions run in the threads ----------------------------------------------
 
-    def _run_in_thread(self, entry: InFlight) -> Verdict[Any] | None:
-        """Run a blocking handler; return None without running it if its lease has nearly ended."""
-        delivery, consumer = entry.delivery, entry.consumer
-        if delivery.lost or entry.until <= monotonic() + entry.margin:  # inlined `can_start`
-            return None
-        if consumer.limiter is not None:
-            consumer.on_handler_start(delivery)
-        verdict: Verdict[Any] = consumer.run(delivery)
-        return verdict
+    def next_job(self, first: bool) -> InFlight:
+        """Return the next delivery for a thread. Raises IndexError if there is none, or if others need its place."""
+        if self._stopping.is_set() or (not first and self._others_wait()):
+            raise IndexError("no delivery may start")
+        return self._ready_blocking.popleft()
 
     def _others_wait(self) -> bool:
         """Return True if a thread that ended a job must give its place to an async handler or to a starving topic."""
         # Not `kept_free`: the event loop does not count the room of the ended job yet.
         return self.free < self._places.starving or (bool(self._ready) and self.free <= 0)
 
-    def _on_threads_finished(self, ended: list[tuple[InFlight, Verdict[Any] | None]]) -> None:
-        self.to_settle.set()  # before a place is freed: the settlement fetches the next before the line does
-        plain: TopicConsumer | None = None  # the last one that `is_plain`, which costs a call
-        for entry, verdict in ended:
-            if self._abandoned and entry in self._abandoned:
-                continue
-            consumer = entry.consumer
-            if verdict is HANDLED and (consumer is plain or consumer.is_plain):
-                plain = consumer
-                self.finished.append((entry, Settlement("ack", entry.delivery)))
-                self._places.count_handled()
-                self._places.free(consumer.places)
-            elif verdict is None:
-                self._skip(entry)
-            else:
-                plain = None  # an outage of its downstream may begin here
-                self._on_thread_verdict(entry, verdict)
+    def run_job(self, entry: InFlight, /) -> Verdict[Any] | None:
+        """Run a blocking handler; return None without running it if its lease has nearly ended."""
+        if not entry.can_start():
+            return None
+        entry.consumer.backpressure.on_handler_start(entry.delivery)
+        verdict: Verdict[Any] = entry.consumer.run(entry.delivery)
+        return verdict
 
-    def _on_thread_verdict(self, entry: InFlight, verdict: Verdict[Any]) -> None:
-        value = verdict.value
-        if value is not None and inspect.isawaitable(value):  # a plain function that returned a coroutine
-            self._start_task(entry, build_run_async(partial(_await, value), self._context.namespace))
-        else:
-            self._places.count_handled()
-            self._finish(entry, self._choose_settlement(entry, judge_partial_failure(verdict)))
+    def count_ready(self) -> int:
+        """Return how many deliveries may start in threads."""
+        return 0 if self._stopping.is_set() else len(self._ready_blocking)
 
-    # -- ended deliveries ---------------------------------------------------------------------------------------------
+    def on_jobs_ended(self, ended: list[Ended]) -> None:
+        """Report ended deliveries, and start others."""
+        self._on_ended([pair for pair in ended if self._has_ended(*pair)])
+        self.start_ready()
 
-    def _finish(self, entry: InFlight, settlement: Settlement) -> None:
-        self.finished.append((entry, settlement))
-        self.to_settle.set()  # before the place is freed: the settlement fetches the next before the line does
-        self._places.free(entry.consumer.places)
+    def _has_ended(self, entry: InFlight, verdict: Verdict[Any] | None) -> bool:
+        """Return False for an abandoned delivery, and for one whose handler returned a coroutine, which runs next."""
+        if entry in self._abandoned:
+            return False
+        if verdict is None or verdict.value is None or not inspect.isawaitable(verdict.value):
+            return True
+        self._start_task(entry, build_run_async(partial(_await, verdict.value), entry.consumer.context.namespace))
+        return False
 
-    def _skip(self, entry: InFlight) -> None:
-        """Do not start a delivery whose lease is lost or has nearly ended."""
-        self._context.counters.add("worker.not_started")
-        facts = entry.log_facts()
-        log.warning(
-            "worker.not_started topic=%r key=%r", *facts.values(), extra=facts | {"token": entry.delivery.token}
-        )
-        if entry.delivery.lost:
-            self._drop(entry)
-        else:  # the server may still hold the lease: then this is no attempt
-            self._finish(entry, Settlement("return", entry.delivery))
+    # -- unstarted deliveries -----------------------------------------------------------------------------------------
 
-    def _drop(self, entry: InFlight) -> None:
-        """Leave a delivery to the expiry of its lease."""
-        entry.consumer.drop([entry])
-        self._places.free(entry.consumer.places)
+    def remove_unstarted(self, keep: Callable[[InFlight], bool]) -> Iterator[InFlight]:
+        """Remove and yield the unstarted deliveries, except those for which `keep` is true."""
+        for ready in (*self._ready, *self._ready_blocking):
+            for _ in range(len(ready)):
+                with suppress(IndexError):  # a thread may take the last one
+                    entry = ready.popleft()
+                    if keep(entry):
+                        ready.append(entry)
+                    else:
+                        yield entry
 
-    def _choose_settlement(self, entry: InFlight, verdict: Verdict[Any]) -> Settlement:
-        delivery, error = entry.delivery, verdict.error
-        entry.consumer.on_handler_end(delivery, error)
-        if error is None:
-            entry.consumer.downstream.end_outage()
-        try:
-            if isinstance(error, DownstreamUnavailable):
-                return self._defer(entry, verdict, error)
-            settlement = choose_settlement(delivery, verdict, entry.consumer.calls.policy, self._stopping.is_set())
-        except Exception as invalid:  # an invalid backoff of the user must not end the worker
-            facts = entry.log_facts()
-            log.exception("worker.bad_delay topic=%r key=%r", *facts.values(), extra=facts)
-            settlement = Settlement("nack", delivery, 1000, repr(invalid)[:500])
-        if settlement.verb == "ack" and entry.consumer.calls.policy.result_retention is not None:
-            settlement = self._add_result(entry, settlement, verdict)
-        if verdict.outcome == "duplicate":
-            self._context.counters.add("worker.duplicate")
-        if error is not None and settlement.verb not in ("ack", "defer", "return"):
-            facts, attempt = entry.log_facts(), attempt_number(delivery)
-            log.warning(
-                "worker.handler_failed topic=%r key=%r attempt=%s", *facts.values(), attempt,
-                exc_info=error, extra=facts | {"attempt": attempt, "token": delivery.token},
-            )  # fmt: skip
-            self._context.counters.add("worker.failed")
-        return settlement
-
-    def _add_result(self, entry: InFlight, settlement: Settlement, verdict: Verdict[Any]) -> Settlement:
-        """Add what the handler returned to the acknowledgement. A value that cannot be stored is counted and logged."""
-        result = encode_result(self._context.codec, verdict.value)
-        if result[:1] == b"n":
-            facts = entry.log_facts() | {"why": result[1:].decode()}
-            log.warning("worker.result_not_stored topic=%r key=%r why=%r", *facts.values(), extra=facts)
-            self._context.counters.add("worker.result_not_stored")
-        return settlement._replace(result=result)
-
-    def _defer(self, entry: InFlight, verdict: Verdict[Any], error: DownstreamUnavailable) -> Settlement:
-        """Defer a delivery whose downstream service is unavailable, and pause its topic."""
-        consumer, downstream = entry.consumer, entry.consumer.downstream
-        self._context.counters.add("worker.downstream_unavailable")
-        if not downstream.pause:  # else another delivery of the same outage began it
-            seconds = verdict.retry_after
-            if seconds is None:
-                seconds = consumer.calls.policy.backoff.ms(downstream.failures + 1, error) / 1000
-            downstream.begin_pause(seconds, error)
-            self.return_unstarted(lambda other: other.consumer is not consumer)
-        return Settlement("defer", entry.delivery, delay=ceil(downstream.pause * 1000))
+    def has_stale(self, since: float) -> bool:
+        """Return True if an unstarted delivery was taken at `since` or before."""
+        return any(_oldest(ready) <= since for ready in (*self._ready, *self._ready_blocking))
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
@@ -280,49 +164,101 @@ class Dispatcher:
         """Wait until no blocking handler runs."""
         await self._pool.wait_idle()
 
-    def cancel_running(self) -> None:
+    def cancel_running(self) -> list[InFlight]:
         """Cancel async handlers and abandon blocking ones.
 
-        A thread cannot be cancelled. Its delivery is left to its lease, so that no worker runs it at the same time.
+        Returns:
+            The deliveries of blocking handlers. A thread cannot be cancelled. Leave them to their leases, so that no
+            worker runs them at the same time.
         """
-        for entry in tuple(self._pool.running):
-            self._abandoned.add(entry)
-            self._report_cut(entry)
-            self._drop(entry)
+        blocking = list(self._pool.running)
+        self._abandoned.update(blocking)
+        for entry in blocking:
+            _report_cut(entry)
         for task, entry in list(self.tasks.items()):
-            if not task.done():  # a done task is about to be finished by its callback
-                self._report_cut(entry)
+            if not task.done():  # a done task is about to end by its callback
+                _report_cut(entry)
                 task.cancel()
+        return blocking
 
-    def abandon_running(self) -> None:
-        """Leave async handlers that swallowed their cancellation to their leases: nothing can end them."""
-        for task, entry in list(self.tasks.items()):
-            if not task.done():
-                task.remove_done_callback(self._on_task_done)
-                del self.tasks[task]
-                entry.delivery.lost = True
-                facts = entry.log_facts()
-                log.error("worker.abandoned topic=%r key=%r", *facts.values(), extra=facts)
-                self._context.counters.add("worker.abandoned")
-                self._drop(entry)
-
-    def _report_cut(self, entry: InFlight) -> None:
-        facts = entry.log_facts()
-        log.error("worker.cut_short topic=%r key=%r", *facts.values(), extra=facts | {"token": entry.delivery.token})
-        self._context.counters.add("worker.cut_short")
+    def abandon_running(self) -> list[InFlight]:
+        """Return the deliveries of async handlers that swallowed their cancellation. Leave them to their leases."""
+        left = [(task, entry) for task, entry in self.tasks.items() if not task.done()]
+        for task, entry in left:
+            task.remove_done_callback(self._on_task_done)
+            del self.tasks[task]
+            entry.delivery.lost = True
+            facts = entry.log_facts()
+            log.error("worker.abandoned topic=%r key=%r", *facts.values(), extra=facts)
+            entry.consumer.context.counters.add("worker.abandoned")
+        return [entry for _, entry in left]
 
     def close(self) -> None:
         """Make the threads end after their current job."""
         self._pool.close()
 
 
+class ReadyQueue:
+    """The unstarted deliveries of one kind of handler.
+
+    The topic whose last turn is the longest ago is next. So a topic with many slow deliveries delays another topic by
+    one turn only. Any thread may call `popleft`.
+    """
+
+    __slots__ = ("_consumers", "_turn")
+
+    def __init__(self) -> None:
+        self._consumers: list[TopicConsumer] = []
+        self._turn = 0
+
+    def add(self, consumer: TopicConsumer) -> None:
+        """Add a topic, before the first delivery is ready."""
+        self._consumers.append(consumer)
+
+    def popleft(self) -> InFlight:
+        """Remove and return the oldest delivery of the next topic that has one. Raises IndexError without any."""
+        consumers = self._consumers
+        if len(consumers) > 1:
+            consumers = sorted(consumers, key=_turn_of)
+        for consumer in consumers:
+            try:
+                entry = consumer.ready.popleft()
+            except IndexError:  # empty, or another thread took the last one
+                continue
+            self._turn = consumer.turn = self._turn + 1
+            return entry
+        raise IndexError("no delivery is ready")
+
+    def __len__(self) -> int:
+        return sum(len(consumer.ready) for consumer in self._consumers)
+
+    def __bool__(self) -> bool:
+        for consumer in self._consumers:  # noqa: SIM110 - asked at each end of a handler; `any` costs three times as much
+            if consumer.ready:
+                return True
+        return False
+
+    def __iter__(self) -> Iterator[deque[InFlight]]:
+        """Iterate over the queues of the topics."""
+        return (consumer.ready for consumer in self._consumers)
+
+
+_turn_of = attrgetter("turn")
+
+
 async def _await(value: Any, _: object) -> Any:
     return await value
 
 
-def _oldest(queue: deque[InFlight]) -> float:
+def _oldest(ready: deque[InFlight]) -> float:
     """Return when the first entry was taken; infinity for an empty queue."""
     try:
-        return queue[0].since
+        return ready[0].since
     except IndexError:  # a thread may have taken it
         return float("inf")
+
+
+def _report_cut(entry: InFlight) -> None:
+    facts = entry.log_facts()
+    log.error("worker.cut_short topic=%r key=%r", *facts.values(), extra=facts | {"token": entry.delivery.token})
+    entry.consumer.context.counters.add("worker.cut_short")

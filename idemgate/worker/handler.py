@@ -9,12 +9,11 @@ from typing import Any
 from idemgate.core.keys import Key, step_key
 from idemgate.core.validation import ENDED, refuse_unfinished
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
-from idemgate.errors import PartialFailure
 from idemgate.guard.current import Execution, check_step, set_current
 from idemgate.guard.decorator import build_judge, build_judge_async, is_guarded
 from idemgate.topics.messages import Delivery
 
-__all__ = ["Handler", "build_run", "build_run_async", "judge_partial_failure"]
+__all__ = ["Handler", "build_run", "build_run_async"]
 
 Handler = Callable[[Delivery[Any]], Any]
 
@@ -53,24 +52,17 @@ def build_run_async(handler: Handler, namespace: str) -> Callable[[Delivery[Any]
         try:
             set_current(DeliveryExecution(delivery, owner))
             if judge is not None:
-                return judge_partial_failure(await judge(delivery))
+                return await judge(delivery)
             value = await handler(delivery)
             if value.__class__ not in ENDED:
                 refuse_unfinished(value)
-            return HANDLED if value is None else judge_partial_failure(Verdict("handled", value, ran=True))
+            return HANDLED if value is None else Verdict("handled", value, ran=True)
         except KeyboardInterrupt:  # Ctrl-C, not an error of the handler
             raise
         except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
             return verdict_of(error)._replace(ran=True)
 
     return run
-
-
-def judge_partial_failure(verdict: Verdict[Any]) -> Verdict[Any]:
-    """Return the verdict on a handler that may have returned a `PartialFailure`, which then counts as raised."""
-    if verdict is HANDLED or not isinstance(verdict.value, PartialFailure):
-        return verdict
-    return verdict_of(verdict.value)._replace(ran=True)
 
 
 class DeliveryExecution(Execution):

@@ -135,8 +135,9 @@ class Places:
         self._held += n
         topic.held += n
 
-    def free(self, topic: TopicPlaces) -> None:
-        """Free the place of a delivery that has ended."""
+    def free(self, topic: TopicPlaces, handled: int = 0) -> None:
+        """Free the place of a delivery that has ended. `handled` is 1 if its handler ran."""
+        self._handled += handled
         self._held -= 1
         topic.held -= 1
         self.freed.set()
@@ -169,10 +170,6 @@ class Places:
     def is_adaptive(self) -> bool:
         """Return True if the prefetch follows the rate at which handlers end."""
         return self._fixed is None
-
-    def count_handled(self) -> None:
-        """Count a handler that has ended."""
-        self._handled += 1
 
     def slow_down(self) -> None:
         """Prefetch nothing until handlers are fast again."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,12 +16,11 @@ from idemgate.errors import InvalidArgument
 from idemgate.store.context import HasContext
 from idemgate.store.shielded import finish_despite_cancel
 from idemgate.topics.topic import Topic
-from idemgate.worker.consumer import BATCH, FinishedDelivery, InFlight, TopicConsumer
+from idemgate.worker.consumer import InFlight, TopicConsumer
 from idemgate.worker.coordinator import MembershipOption, SlotCoordinator, resolve_membership
 from idemgate.worker.cron import CronScheduler
-from idemgate.worker.dispatcher import Dispatcher
 from idemgate.worker.forwarder import Forwarder
-from idemgate.worker.loop import StoreOutage, run_loop
+from idemgate.worker.loop import DeliveryLoop, StoreOutage, repeat
 from idemgate.worker.places import MAX_HOLD, Places
 from idemgate.worker.policies import PolicyFollower
 from idemgate.worker.poller import Poller
@@ -148,16 +146,15 @@ class Worker:
                 self._coordinator.close()
             for consumer in self._consumers:
                 consumer.close()
-            self._dispatcher.close()
+            self._loop.dispatcher.close()
             self._active = False
             await finish_despite_cancel(_close_pollers(self._pollers))
 
     @property
     def limits(self) -> dict[str, int]:
         """The current adaptive limit of each topic that has one; empty before the first run."""
-        return {
-            consumer.topic.name: consumer.limiter.limit for consumer in self._consumers if consumer.limiter is not None
-        }
+        limits = {consumer.topic.name: consumer.backpressure.limit for consumer in self._consumers}
+        return {topic: limit for topic, limit in limits.items() if limit is not None}
 
     @property
     def prefetch(self) -> int:
@@ -177,9 +174,7 @@ class Worker:
         self._background: list[Forwarder | CronScheduler | PolicyFollower] = []
         self._coordinator: SlotCoordinator | None = None
         self._places = Places(self.concurrency, self._prefetch)
-        self._dispatcher = Dispatcher(self.context, self.concurrency, self._places, self._stop_event)
-        self._settlements: set[asyncio.Task[None]] = set()
-        self._drained = False
+        self._loop = DeliveryLoop(self._places, self.concurrency, self._stop_event, self._release_slots)
         self._clock_moved = asyncio.Event()
 
     async def _open_topics(self) -> None:
@@ -190,23 +185,22 @@ class Worker:
             await poller.open()
             definition = poller.topic.definition
             if definition.forward is None:
-                self._consumers.append(TopicConsumer(poller))
+                consumer = TopicConsumer(poller)
+                self._consumers.append(consumer)
+                self._loop.dispatcher.add(consumer)
             else:
                 self._background.append(Forwarder(poller, definition.forward))
             if definition.recurring:
                 self._background.append(CronScheduler(poller))
             self._background.append(PolicyFollower(poller))
 
-    # -- the loops ----------------------------------------------------------------------------------------------------
-    #
-    # One loop for each topic: sleep until a slot is due (`run_loop`), fetch, dispatch. One loop for all topics settles
-    # ended deliveries, and fetches their successors in the same script call.
+    # -- running ------------------------------------------------------------------------------------------------------
 
     async def _run(self, started: asyncio.Future[None] | None) -> None:
         await asyncio.gather(*(poller.listen() for poller in self._pollers))
         memberships = await self._join_members()
         unwatch = self._watch_clock()
-        settle_loop = asyncio.create_task(self._settle_until_drained())
+        settle_loop = asyncio.create_task(self._loop.settle_until_drained())
         loops = list(self._start_loops())
         unserved = asyncio.create_task(warn_about_unserved(self.context, self._topics))
         log.info("worker.started", extra={"topics": list(self._names), "concurrency": self.concurrency})
@@ -224,34 +218,12 @@ class Worker:
     def _start_loops(self) -> Iterator[asyncio.Task[None]]:
         outage = StoreOutage()
         for consumer in self._consumers:
-            step = partial(self._fetch_and_dispatch, consumer)
-            yield asyncio.create_task(run_loop(consumer, step, self._stop_event, outage))
+            yield asyncio.create_task(repeat(consumer, partial(self._loop.fetch, consumer), self._stop_event, outage))
         for source in self._background:
             step = partial(self._run_background, source)
-            yield asyncio.create_task(run_loop(source, step, self._stop_event, outage))
+            yield asyncio.create_task(repeat(source, step, self._stop_event, outage))
         if self._places.is_adaptive:
             yield asyncio.create_task(self._return_stale())
-
-    async def _fetch_and_dispatch(self, consumer: TopicConsumer) -> None:
-        """Fetch due deliveries of one topic and start their handlers; without room, wait for it."""
-        if self._stop_event.is_set():
-            return
-        if (room := await self._wait_for_room(consumer)) > 0:
-            await self._fetch(consumer, room)
-        self._dispatcher.dispatch()
-
-    async def _settle_until_drained(self) -> None:
-        """Settle ended deliveries: at once if no settlement is under way, else once a whole batch is ready."""
-        dispatcher = self._dispatcher
-        while not self._drained or dispatcher.finished or self._settlements:
-            await dispatcher.to_settle.wait()
-            dispatcher.to_settle.clear()
-            for task in [task for task in self._settlements if task.done()]:
-                self._settlements.discard(task)
-                self._places.freed.set()
-                task.result()
-            if not self._settlements or len(dispatcher.finished) >= BATCH:
-                self._start_settlements()
 
     async def _run_background(self, source: Forwarder | CronScheduler | PolicyFollower) -> None:
         try:
@@ -266,7 +238,7 @@ class Worker:
                 async with asyncio.timeout(MAX_HOLD / 2):
                     await self._clock_moved.wait()
             self._clock_moved.clear()
-            self._dispatcher.return_stale(self.context.now() - MAX_HOLD)
+            self._loop.return_stale(self.context.now() - MAX_HOLD)
 
     async def _wait_for_stop(self, loops: list[asyncio.Task[None]], settle_loop: asyncio.Task[None]) -> None:
         """Wait for a stop. Raise the error of a loop that ended: that is a bug, and must not be hidden."""
@@ -296,64 +268,6 @@ class Worker:
         unwatch: Callable[[], object] = watch(on_move)
         return unwatch
 
-    # -- fetching -----------------------------------------------------------------------------------------------------
-
-    async def _wait_for_room(self, consumer: TopicConsumer) -> int:
-        """Wait for room for the topic and return how many deliveries to fetch; 0 if the caller has to look again.
-
-        It also waits if settlements under way will fetch more before any handler idles.
-        """
-        if consumer.downstream.pause:
-            return 0
-        if consumer.room(1) <= 0:
-            consumer.wake.clear()
-            await consumer.wake.wait()  # until a delivery of this topic is settled
-            return 0
-        places = self._places
-        with places.wait_in_line(consumer.places):
-            while not self._stop_event.is_set() and consumer.room(1) > 0:
-                enough = self._settlements and len(self._dispatcher.waiting(consumer)) > self._dispatcher.free
-                if not enough and (room := places.share(consumer.places)) > 0:
-                    return room
-                places.freed.clear()
-                await places.freed.wait()
-        return 0
-
-    async def _fetch(self, consumer: TopicConsumer, room: int) -> None:
-        """Take at most `room` deliveries and queue them for the dispatcher."""
-        try:
-            with self._places.fetch(consumer.places, room):
-                self._dispatcher.add(consumer, await consumer.take(room))
-        finally:
-            self._release_slots()
-            self._dispatcher.dispatch()
-
-    # -- settling -----------------------------------------------------------------------------------------------------
-
-    def _start_settlements(self) -> None:
-        by_consumer: defaultdict[TopicConsumer, list[FinishedDelivery]] = defaultdict(list)
-        for pair in self._dispatcher.finished:
-            by_consumer[pair[0].consumer].append(pair)
-        self._dispatcher.finished = []
-        for consumer, finished in by_consumer.items():
-            room = 0 if self._stop_event.is_set() else max(0, self._places.share(consumer.places))
-            self._places.reserve(consumer.places, room)
-            task = asyncio.create_task(self._settle_and_fetch(consumer, finished, room))
-            self._settlements.add(task)
-            task.add_done_callback(lambda _: self._dispatcher.to_settle.set())
-
-    async def _settle_and_fetch(self, consumer: TopicConsumer, finished: list[FinishedDelivery], room: int) -> None:
-        try:
-            self._dispatcher.add(consumer, await consumer.settle(finished, room))
-        finally:
-            self._places.release(consumer.places, room)
-            if consumer.limiter is not None or consumer.downstream.failures:
-                consumer.wake.set()  # the loop may wait for what was requested in vain
-        if self._stop_event.is_set():
-            self._dispatcher.return_unstarted()
-        self._release_slots()
-        self._dispatcher.dispatch()
-
     # -- membership ---------------------------------------------------------------------------------------------------
 
     async def _join_members(self) -> list[asyncio.Task[None]]:
@@ -364,7 +278,7 @@ class Worker:
         return [await self._coordinator.join(self._stop_event)]
 
     def _on_reassigned(self) -> None:
-        self._dispatcher.return_unstarted(InFlight.is_assigned)
+        self._loop.return_unstarted(InFlight.is_assigned)
         self._wake_all()
 
     def _release_slots(self) -> None:
@@ -373,7 +287,7 @@ class Worker:
         Called after each take and settlement: either may bring such deliveries or drain a slot.
         """
         if self._coordinator is not None:
-            self._dispatcher.return_unstarted(InFlight.is_assigned)
+            self._loop.return_unstarted(InFlight.is_assigned)
             self._coordinator.release_drained()
 
     async def _leave_members(self, memberships: Collection[asyncio.Task[None]]) -> None:
@@ -390,7 +304,7 @@ class Worker:
         self, loops: list[asyncio.Task[None]], settle_loop: asyncio.Task[None], memberships: list[asyncio.Task[None]]
     ) -> None:
         """Return unstarted deliveries, let running handlers finish within the grace time, then cancel them."""
-        dispatcher, end = self._dispatcher, monotonic() + self.grace
+        dispatcher, end = self._loop.dispatcher, monotonic() + self.grace
         self._log_stopping()
         self._wake_all()
         self._places.freed.set()
@@ -398,17 +312,16 @@ class Worker:
         await self._wait_until_done(loops, self.grace)
         for task in loops:
             task.cancel()
-        dispatcher.return_unstarted()
+        self._loop.return_unstarted()
         threads = asyncio.create_task(dispatcher.wait_for_threads())
         await self._wait_until_done([threads, *dispatcher.tasks], end - monotonic())
         await self._wait_until_done(dispatcher.tasks, end - monotonic())  # coroutines that threads returned
         threads.cancel()
-        dispatcher.cancel_running()
+        self._loop.drop(dispatcher.cancel_running())
         if dispatcher.tasks:
             await asyncio.wait(dispatcher.tasks, timeout=CLEANUP_SECONDS)
-            dispatcher.abandon_running()
-        self._drained = True
-        dispatcher.to_settle.set()
+            self._loop.drop(dispatcher.abandon_running())
+        self._loop.drain()
         longest_lease = max((consumer.lease for consumer in self._consumers), default=0.0)
         # A settlement that waits for replicas takes one timeout, and half of another until it is answered.
         await self._wait_until_done([settle_loop], min(longest_lease, 2 * self.context.timeout))
@@ -418,7 +331,7 @@ class Worker:
 
     def _log_stopping(self) -> None:
         """Log which handlers run, and for how long the worker waits for them."""
-        running = [f"{entry.delivery.topic}/{entry.delivery.key}" for entry in self._dispatcher.list_running()]
+        running = [f"{entry.delivery.topic}/{entry.delivery.key}" for entry in self._loop.dispatcher.list_running()]
         log.info(
             "worker.stopping running=%d grace=%g handlers=%r", len(running), self.grace, running[:MAX_SHOWN],
             extra={"running": len(running), "grace": self.grace, "handlers": running},

@@ -268,8 +268,7 @@ def process_clock(monkeypatch: pytest.MonkeyPatch) -> Any:
         nonlocal shift
         shift += seconds
 
-    for module in ("consumer", "dispatcher"):
-        monkeypatch.setattr(f"idemgate.worker.{module}.monotonic", lambda: time.monotonic() + shift)
+    monkeypatch.setattr(consumer, "monotonic", lambda: time.monotonic() + shift)
     return stall
 
 

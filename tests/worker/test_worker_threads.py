@@ -49,23 +49,36 @@ async def test_what_is_slow_after_much_that_was_quick_holds_nothing_up(gate: Gat
         go.set()
 
 
+class Waiting:
+    """A hundred jobs that run until an event."""
+
+    def __init__(self) -> None:
+        self.go, self.ended, self.ready = threading.Event(), list[tuple[int, bool]](), deque(range(100))
+        self.pool = ThreadPool[int, bool]("test", self)
+
+    def count_ready(self) -> int:
+        return len(self.ready)
+
+    def next_job(self, first: bool) -> int:
+        return self.ready.popleft()
+
+    def run_job(self, job: int) -> bool:
+        return self.go.wait(60)
+
+    def on_jobs_ended(self, ended: list[tuple[int, bool]]) -> None:
+        self.ended += ended
+        self.pool.start(100 - self.pool.active)
+
+
 async def test_few_threads_start_before_the_first_jobs_turn_out_to_be_slow(eventually: Any) -> None:
     # Given a hundred jobs that run until an event
-    go, ended = threading.Event(), list[Any]()
-    ready = deque(range(100))
-
-    def start_more() -> None:
-        pool.start(100 - pool.active)
-
-    pool = ThreadPool[int, bool](
-        "test", lambda _: go.wait(60), ended.extend, start_more, lambda: False, lambda: False, ready
-    )
+    jobs = Waiting()
     # When they may start
-    start_more()
+    jobs.pool.start(100)
     # Then few threads start at once, and all soon
-    assert pool.active < 10
-    await eventually(lambda: len(pool.running) == 100)
-    go.set()
-    await pool.wait_idle()
-    assert len(ended) == 100
-    pool.close()
+    assert jobs.pool.active < 10
+    await eventually(lambda: len(jobs.pool.running) == 100)
+    jobs.go.set()
+    await jobs.pool.wait_idle()
+    assert len(jobs.ended) == 100
+    jobs.pool.close()

@@ -1,0 +1,131 @@
+"""The choice of a settlement: what a worker does with a delivery whose handler ended, or that must not run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from math import ceil
+from typing import Any
+
+from idemgate.core.text import last_line
+from idemgate.core.verdict import Verdict, verdict_of
+from idemgate.errors import DownstreamUnavailable, IdemgateError, PartialFailure, StoreError
+from idemgate.topics.deliveries import Settlement, defer_oversize, nack_items
+from idemgate.topics.messages import Delivery
+from idemgate.topics.results import encode_result
+from idemgate.worker.consumer import InFlight, attempt_number
+
+__all__ = ["choose_settlement", "settle_unstarted"]
+
+log = logging.getLogger("idemgate.worker")
+_LOST_DELAY = 1000
+"""Ms until a message returns whose guard lost its lease. Another owner runs its key, so the guard then defers it."""
+
+
+def settle_unstarted(entry: InFlight) -> Settlement | None:
+    """Return the settlement of a taken delivery that must not run; None for any other.
+
+    A misfired occurrence is acknowledged. A payload larger than `max_bytes` of this gate is deferred.
+    """
+    if entry.misfired:
+        return Settlement("ack", entry.delivery)
+    context = entry.consumer.context
+    # No value is larger than its message.
+    return defer_oversize(context, entry.delivery) if entry.delivery.size > context.codec.max_bytes else None
+
+
+def choose_settlement(entry: InFlight, verdict: Verdict[Any], stopping: bool) -> Settlement:
+    """Choose how to settle a delivery after its handler ended. Count and log what the operator must know.
+
+    - Handled, or done before: acknowledge, with the result if the topic keeps results.
+    - Rejected, or an unreadable message: bury.
+    - In progress, lease of the guard lost, or store unavailable before the handler ran: defer; this does not count as
+      an attempt.
+    - `DownstreamUnavailable`: defer, and pause the topic.
+    - Cancelled by the stop of the worker: return; this does not count as an attempt either.
+    - `PartialFailure`: retry some items after the backoff.
+    - Any other failure: retry the message after the backoff.
+
+    Args:
+        entry: The delivery that the handler got.
+        verdict: The verdict on it.
+        stopping: Whether the worker is stopping.
+    """
+    if isinstance(verdict.value, PartialFailure):  # returning it counts as raising it
+        verdict = verdict_of(verdict.value)._replace(ran=True)
+    delivery, error, consumer = entry.delivery, verdict.error, entry.consumer
+    counters = consumer.context.counters
+    consumer.backpressure.on_handler_end(delivery, error)
+    try:
+        settlement = _of_verdict(entry, verdict, stopping)
+    except Exception as invalid:  # an invalid backoff of the user must not end the worker
+        facts = entry.log_facts()
+        log.exception("worker.bad_delay topic=%r key=%r", *facts.values(), extra=facts)
+        settlement = Settlement("nack", delivery, 1000, repr(invalid)[:500])
+    if settlement.verb == "ack" and consumer.calls.policy.result_retention is not None:
+        settlement = _add_result(entry, settlement, verdict.value)
+    if verdict.outcome == "duplicate":
+        counters.add("worker.duplicate")
+    if error is not None and settlement.verb not in ("ack", "defer", "return"):
+        facts, attempt = entry.log_facts(), attempt_number(delivery)
+        log.warning(
+            "worker.handler_failed topic=%r key=%r attempt=%s", *facts.values(), attempt,
+            exc_info=error, extra=facts | {"attempt": attempt, "token": delivery.token},
+        )  # fmt: skip
+        counters.add("worker.failed")
+    return settlement
+
+
+def _of_verdict(entry: InFlight, verdict: Verdict[Any], stopping: bool) -> Settlement:
+    delivery, backoff = entry.delivery, entry.consumer.calls.policy.backoff
+    outcome, error = verdict.outcome, verdict.error
+    if isinstance(error, DownstreamUnavailable):
+        return _defer(entry, verdict, error)
+    if verdict.action == "ack":
+        return Settlement("ack", delivery)
+    if outcome == "lost":
+        return Settlement("defer", delivery, delay=_LOST_DELAY)
+    if outcome == "in_progress":
+        return Settlement("defer", delivery, delay=max(1, round((verdict.retry_after or 0) * 1000)))
+    assert error is not None, "the other verdicts have an error"
+    if outcome == "rejected" or attempt_number(delivery) is None:
+        return Settlement("bury", delivery, failure=last_line(error))
+    if not verdict.ran and isinstance(error, StoreError):
+        return Settlement("defer", delivery, delay=backoff.ms(delivery.attempt, error))
+    if stopping and isinstance(error, asyncio.CancelledError):
+        return Settlement("return", delivery)
+    delay = verdict.retry_after
+    delay_ms = backoff.ms(delivery.attempt, error) if delay is None else round(delay * 1000)
+    if isinstance(error, PartialFailure):
+        return _settle_partially(delivery, error, delay_ms)
+    return Settlement("nack", delivery, delay_ms, last_line(error))
+
+
+def _defer(entry: InFlight, verdict: Verdict[Any], error: DownstreamUnavailable) -> Settlement:
+    """Defer a delivery whose downstream service is unavailable, and pause its topic."""
+    consumer, backpressure = entry.consumer, entry.consumer.backpressure
+    consumer.context.counters.add("worker.downstream_unavailable")
+    if not backpressure.pause:  # else another delivery of the same outage began it
+        seconds = verdict.retry_after
+        if seconds is None:
+            seconds = consumer.calls.policy.backoff.ms(backpressure.failures + 1, error) / 1000
+        backpressure.begin_pause(seconds, error)
+    return Settlement("defer", entry.delivery, delay=ceil(backpressure.pause * 1000))
+
+
+def _settle_partially(delivery: Delivery[Any], error: PartialFailure, delay: int) -> Settlement:
+    """Retry the failed items. If an item is not in the message, retry the whole message, so that nothing is lost."""
+    try:
+        return nack_items(delivery, error.items, delay, last_line(error))
+    except IdemgateError as invalid:
+        return Settlement("nack", delivery, delay, last_line(invalid))
+
+
+def _add_result(entry: InFlight, settlement: Settlement, value: object) -> Settlement:
+    """Add what the handler returned to the acknowledgement. A value that cannot be stored is counted and logged."""
+    result = encode_result(entry.consumer.context.codec, value)
+    if result[:1] == b"n":
+        facts = entry.log_facts() | {"why": result[1:].decode()}
+        log.warning("worker.result_not_stored topic=%r key=%r why=%r", *facts.values(), extra=facts)
+        entry.consumer.context.counters.add("worker.result_not_stored")
+    return settlement._replace(result=result)
