@@ -21,6 +21,7 @@ import redis
 
 from idemgate.store.embedded.server import find_server
 from idemgate.store.embedded.supervisor import _die_with_parent
+from tests.waiting import wait_until
 
 __all__ = ["Operator", "agree", "cluster", "running", "sentinel", "unused_ports", "wait_for"]
 
@@ -30,13 +31,7 @@ SLOTS = 16_384
 def wait_for(happens: Callable[[], object], within: float = 60.0) -> None:
     """Polls; what redis-py raises counts as not yet. (A connection to a port on which nobody listens yet may be one to
     itself, whose answer is the question: AttributeError.)"""
-    deadline = time.monotonic() + within
-    while True:
-        with suppress(redis.exceptions.RedisError, AttributeError):
-            if happens():
-                return
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
+    wait_until(happens, within, not_yet=(redis.exceptions.RedisError, AttributeError))
 
 
 def unused_ports(n: int) -> list[int]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
 import redis
 
 from idemgate import Gate, InvalidArgument
+from tests.waiting import wait_until
 
 Message = dict[str, Any]
 
@@ -42,10 +42,7 @@ def test_of_two_listeners_of_redis_py_one_handles_each_message_and_both_live(
     # When ten messages are published twice
     for number in [*range(10), *range(10)]:
         raw.publish(namespace, f"m{number}")
-    deadline = time.monotonic() + 30
-    while sum(sum(counted(gate).values()) for gate in gates) < 40:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: sum(sum(counted(gate).values()) for gate in gates) >= 40)
     # Then each ran once, and both listeners are alive
     assert sorted(ran) == sorted(f"m{number}".encode() for number in range(10))
     assert all(thread.is_alive() for thread in threads)

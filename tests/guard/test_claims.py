@@ -19,6 +19,7 @@ from idemgate.guard.heartbeat import ScopeRegistration
 from idemgate.store.context import MAX_SCOPES
 from idemgate.testing import Clock
 from tests.claims import claims_of
+from tests.waiting import eventually
 
 Stored = Callable[[], dict[bytes, bytes]]
 
@@ -522,12 +523,6 @@ async def test_resolved_as_done_a_held_key_gives_the_result_and_its_zombie_is_lo
     assert (later.state, later.result) == ("done", "found in the ledger")
     clock.advance("1h")
     assert (await face.claim("k")).started
-
-
-async def eventually(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not check():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("kind", ["claim", "batch", "once"])

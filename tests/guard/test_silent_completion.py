@@ -17,6 +17,7 @@ from idemgate.lua import script
 from idemgate.store import sync
 from idemgate.testing import Clock
 from tests.proxy import Proxy
+from tests.waiting import eventually
 
 COMPLETE = script("guard/complete").sha
 LEASE = {"lease": "1s", "scope": "pay"}
@@ -44,20 +45,14 @@ def outlast_leases(gate: Gate, clock: Clock, proxy: Proxy) -> Callable[..., Any]
     half of a lease the owner renews, and another caller is refused."""
 
     async def outlast(*keys: str) -> None:
-        await until(lambda: proxy.planned < 1000)
+        await eventually(lambda: proxy.planned < 1000)
         for _ in range(4):
             clock.advance("500ms")
             for key in keys:
-                await until(lambda key=key: (gate.inspect(key, scope="pay").lease_left or 0) > 0.75)
+                await eventually(lambda key=key: (gate.inspect(key, scope="pay").lease_left or 0) > 0.75)
                 assert gate.claim(key, **LEASE).state == "in_progress"
 
     return outlast
-
-
-async def until(fact: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
-        while not fact():
-            await asyncio.sleep(0.01)
 
 
 def check_done_once(gate: Gate, owner: Any, key: str, result: object) -> None:
@@ -157,7 +152,7 @@ async def test_a_cancelled_caller_keeps_its_lease_until_its_completion_is_answer
     # Given a caller that is cancelled while its completion does not arrive
     proxy.swallow_request(COMPLETE, 1000)
     calling = asyncio.create_task(complete(owner.gate))
-    await until(lambda: proxy.planned < 1000)
+    await eventually(lambda: proxy.planned < 1000)
     calling.cancel()
     with suppress(asyncio.CancelledError):
         await calling
@@ -165,10 +160,10 @@ async def test_a_cancelled_caller_keeps_its_lease_until_its_completion_is_answer
     # Then it still holds the key, until the completion that goes on without it arrives
     await outlast_leases("a")
     proxy.heal()
-    await until(lambda: gate.inspect("a", scope="pay").state == "done")
+    await eventually(lambda: gate.inspect("a", scope="pay").state == "done")
     check_done_once(gate, owner, "a", None if complete is leave_block else "paid")
     # And nothing renews it any more
-    await until(lambda: not owner.gate.context.heartbeat._renewals)
+    await eventually(lambda: not owner.gate.context.heartbeat._renewals)
 
 
 SHORT = {"lease": "1500ms", "scope": "pay"}
@@ -231,9 +226,9 @@ async def test_a_renewal_without_a_reply_is_sent_again_before_the_lease_ends(
         before = owner.gate.counters["once.lease_lost_while_running"]
         async with owner.gate.aio.claim_many(keys, **LEASE) as claims:
             proxy.swallow_request(renew)
-            await until(lambda: not proxy.planned)
+            await eventually(lambda: not proxy.planned)
             sent = {heartbeat: heartbeat.last for one in tuple(renewals) if (heartbeat := one())}
-            await until(
+            await eventually(
                 lambda: (
                     any(claim.lease_lost for claim in claims)
                     or all(heartbeat.last > last for heartbeat, last in sent.items())
@@ -258,15 +253,15 @@ async def test_a_renewal_without_a_reply_delays_no_shorter_lease(
         with owner.claim("a", **LEASE):
             [short] = [renewal for one in tuple(renewals) if (renewal := one()) is not long]
             before = short.last
-            await until(lambda: short.last > before)
+            await eventually(lambda: short.last > before)
             # When the renewal of the long one is not answered
             proxy.swallow_request(renew)
             owner.context.heartbeat.hasten(long)
-            await until(lambda: not proxy.planned)
+            await eventually(lambda: not proxy.planned)
             # Then the short one is renewed in time
             for _ in range(4):
                 clock.advance("500ms")
-                await until(lambda: (gate.inspect("a", scope="pay").lease_left or 0) > 0.75)
+                await eventually(lambda: (gate.inspect("a", scope="pay").lease_left or 0) > 0.75)
 
 
 async def test_a_lease_that_cannot_be_renewed_while_its_completion_waits_is_counted_once(
@@ -282,7 +277,7 @@ async def test_a_lease_that_cannot_be_renewed_while_its_completion_waits_is_coun
     proxy.swallow_request(COMPLETE, 1000)
     proxy.swallow_request(renew, 1000)
     calling = asyncio.ensure_future(pay("a"))
-    await until(lambda: proxy.planned < 2000)
+    await eventually(lambda: proxy.planned < 2000)
     # When its lease ends, and another caller runs the work
     clock.advance("10s")
     with gate.claim("a", **LEASE) as claim:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import Any, get_args
 from uuid import UUID
 
@@ -31,6 +30,7 @@ from idemgate.errors import AttemptsExhausted, DecodeError, ReplayedFailure, Res
 from idemgate.guard.decorator import build_judge, build_judge_async
 from idemgate.testing import Clock
 from idemgate.types import Outcome
+from tests.waiting import wait_until
 
 
 class Declined(Exception):
@@ -400,10 +400,7 @@ def test_a_coroutine_that_keep_returns_to_a_blocking_run_is_counted_as_its_failu
     async def extend() -> None: ...
 
     def handler() -> None:
-        deadline = time.monotonic() + 30
-        while "a plain function returned its coroutine" not in caplog.text:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: "a plain function returned its coroutine" in caplog.text)
 
     assert gate.guard("orders", lease="60ms").run("k", handler, keep=lambda _: extend()).outcome == "handled"
     assert gate.counters["once.keep_failed"]

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, Trigger
+from tests.waiting import wait_until
 
 WORKERS, CONCURRENCY, GROUPS, SLOTS = 8, 2, 64, 2
 LEASE = 4.0
@@ -84,10 +85,7 @@ class Shop:
         return key
 
     def until(self, happens: Any, within: float = 60) -> None:
-        end = monotonic() + within
-        while not happens():
-            assert monotonic() < end, self.topic.stats()
-            sleep(0.02)
+        wait_until(happens, within, self.topic.stats)
 
     def done(self) -> bool:
         stats = self.topic.stats()

@@ -20,6 +20,7 @@ from idemgate import Gate
 from idemgate.store.embedded.server import Embedded, start
 from idemgate.worker.worker import Worker
 from tests.cluster import wait_for
+from tests.waiting import wait_until
 from tools.reliability import server_of
 
 
@@ -42,10 +43,7 @@ async def kill(server: Embedded) -> None:
     """Kills the server, and returns when another one has taken its place."""
     dead = await asyncio.to_thread(lambda: server.pid)
     os.kill(dead, signal.SIGKILL)
-    end = monotonic() + 60
-    while await asyncio.to_thread(lambda: server.pid) in (0, dead):
-        assert monotonic() < end, "the supervisor did not start it again"
-        await asyncio.sleep(0.02)
+    await asyncio.to_thread(wait_until, lambda: server.pid not in (0, dead), 60)
     await asyncio.to_thread(_write_at_once, server)
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +25,16 @@ def program(text: str, *words: str) -> subprocess.Popen[str]:
         [sys.executable, "-W", "ignore", "-c", text, *words],
         env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+def claimed(gate: Gate, key: str) -> Any:
+    """The claim of a key whose owner has ended or lost its lease."""
+
+    def take() -> Any:
+        claim = gate.claim(key, scope="s")
+        return claim if claim.started else None
+
+    return wait_until(take)
 
 
 ZOMBIE = """if True:
@@ -59,10 +69,7 @@ def test_an_owner_that_was_stopped_beyond_its_lease_writes_nothing(
             assert zombie.stdout.readline() == "running\n"
             zombie.send_signal(signal.SIGSTOP)
             # When its lease has lapsed, and another owner did the work
-            end = time.monotonic() + 60
-            while not (taken := gate.claim(f"k{number}", scope="s")).started:
-                assert time.monotonic() < end
-                time.sleep(0.02)
+            taken = claimed(gate, f"k{number}")
             assert taken.taken_over == 1
             assert taken.complete("ours")
             # And it goes on
@@ -110,10 +117,7 @@ def test_a_heartbeat_that_was_starved_says_so_before_anything_is_completed(
             starved.stdin.flush()
             assert starved.stdout.readline() == "running\n"
             # When another owner took over
-            end = time.monotonic() + 60
-            while not (taken := gate.claim(f"k{number}", scope="s")).started:
-                assert time.monotonic() < end
-                time.sleep(0.02)
+            taken = claimed(gate, f"k{number}")
             # Then its heartbeat says so while it still runs, and nothing is completed
             assert starved.stdout.readline() == f"True {number + 1}\n"
             assert starved.stdout.readline() == "0\n"
@@ -193,10 +197,7 @@ def test_an_interpreter_that_ends_with_work_in_flight_ends_and_leaves_a_key_that
         assert (ended.returncode, errors) == (0, "")
         # And the key is free: released, or when its lease ends
         with Gate(url, namespace=f"{namespace}-{turn}") as gate:
-            end = time.monotonic() + 60
-            while not (claim := gate.claim("k", scope="s")).started:
-                assert time.monotonic() < end
-                time.sleep(0.02)
+            claim = claimed(gate, "k")
             assert claim.taken_over == (how == "thread")
     record_fault("interpreter exit with work in flight", n, promises="P3")
 

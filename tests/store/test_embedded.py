@@ -14,7 +14,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from idemgate import Gate
 from idemgate.errors import InvalidArgument, NotConfigured, StoreError
 from idemgate.store.embedded import server as embedded
 from idemgate.store.embedded import supervisor
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,13 +54,6 @@ one_program = pytest.mark.parametrize("program", NEWEST, indirect=True, ids=lamb
 def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("IDEMGATE_SERVER", request.param)
     return request.param
-
-
-def eventually(happens: Callable[[], object], within: float = 30.0) -> None:
-    deadline = time.monotonic() + within
-    while not happens():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 def running(pid: int) -> bool:
@@ -151,7 +144,7 @@ def test_a_temporary_server_is_private_and_leaves_nothing(program: str) -> None:
     # Then at once there is no file and no server, and closing again is fine
     assert not home.exists()
     assert gone(pid)()
-    eventually(gone(supervisor_pid))
+    wait_until(gone(supervisor_pid))
     assert not server.alive
     assert server.pid == 0
     server.close()
@@ -179,7 +172,7 @@ def test_it_ends_with_a_killed_parent(program: str) -> None:
         # When that process is killed, so that nothing in it can tidy up
         user.process.kill()
         # Then server, supervisor and files go by themselves
-        eventually(gone(user.pid, user.supervisor_pid))
+        wait_until(gone(user.pid, user.supervisor_pid))
         assert not user.directory.exists()
 
 
@@ -221,7 +214,7 @@ def test_ctrl_c_in_the_terminal_does_not_end_it(program: str) -> None:
         assert running(user.supervisor_pid)
         user.leave()
         assert gone(user.pid)()
-        eventually(gone(user.supervisor_pid))
+        wait_until(gone(user.supervisor_pid))
 
 
 # -- several users -------------------------------------------------------------------------------------------
@@ -306,7 +299,7 @@ def test_a_forked_child_does_not_take_the_server_along(program: str) -> None:
         assert ask(user.url, "PING")
         # When that child ends too, Then nobody has
         os.kill(child, signal.SIGKILL)
-        eventually(gone(user.pid, user.supervisor_pid))
+        wait_until(gone(user.pid, user.supervisor_pid))
 
 
 def someone_left(url: str) -> bool:
@@ -354,15 +347,15 @@ def test_a_crashed_server_comes_back_with_its_data(
             for number in range(200):
                 redis.set(f"k{number}", number)
             # A server that syncs its file holds writes back while a sync is under way
-            eventually(lambda: redis.info("persistence")["aof_buffer_length"] == 0)
+            wait_until(lambda: redis.info("persistence")["aof_buffer_length"] == 0)
         crashed = server.pid
         # When the server crashes
         os.kill(crashed, signal.SIGKILL)
         # Then it is there again under the same URL with every write, and the log says so
-        eventually(partial(new_server, server, crashed))
+        wait_until(partial(new_server, server, crashed))
         with client(server.url) as redis:
             assert redis.mget([f"k{number}" for number in range(200)]) == [str(number) for number in range(200)]
-        eventually(lambda: "restarted as pid" in caplog.text)
+        wait_until(lambda: "restarted as pid" in caplog.text)
         assert f"(pid {crashed})" in caplog.text
         assert "was ended by SIGKILL" in caplog.text
 
@@ -388,12 +381,12 @@ def test_it_gives_up_after_five_restarts_a_minute(
     ask(server.url, "SET", "k", "v")
     crashed = 0
     for _ in range(supervisor.RESTARTS + 1):
-        eventually(partial(new_server, server, crashed))
+        wait_until(partial(new_server, server, crashed))
         crashed = server.pid
         os.kill(crashed, signal.SIGKILL)
     # Then the supervisor gives up, once, with an error that shows the server's log
-    eventually(lambda: not server.alive)
-    eventually(lambda: "it stays down" in caplog.text)
+    wait_until(lambda: not server.alive)
+    wait_until(lambda: "it stays down" in caplog.text)
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
     assert "after 5 restarts within 60 s" in errors[0]
@@ -415,8 +408,8 @@ def test_a_killed_supervisor_takes_its_server_along(
     pid = server.pid
     os.kill(server.supervisor_pid, signal.SIGKILL)
     # Then it is gone, the log says so, and closing leaves nothing
-    eventually(lambda: "the supervisor of the embedded server" in caplog.text)
-    eventually(gone(pid))
+    wait_until(lambda: "the supervisor of the embedded server" in caplog.text)
+    wait_until(gone(pid))
     server.close()
     assert Path(server.directory).exists() == kept
     # And a directory can be used again
@@ -454,8 +447,8 @@ def test_a_directory_that_was_moved_leaves_its_successor_alone(program: str, tmp
         ask(successor.url, "SET", "k", "successor")
         # The server of the moved directory is not started again in the new one
         os.kill(crashed, signal.SIGKILL)
-        eventually(gone(crashed))
-        eventually(lambda: f"{data} was moved" in (moved / supervisor.LOG_FILE).read_text() + log_of(data))
+        wait_until(gone(crashed))
+        wait_until(lambda: f"{data} was moved" in (moved / supervisor.LOG_FILE).read_text() + log_of(data))
         former.close()
         assert ask(successor.url, "GET", "k") == "successor"
         with embedded.start(str(moved)) as again:
@@ -476,7 +469,7 @@ def test_the_end_of_a_moved_directory_deletes_no_socket_of_its_successor(program
     data.rename(tmp_path / "moved")
     with embedded.start(str(data)) as successor:
         former.close()
-        eventually(gone(pid, supervisor_pid))
+        wait_until(gone(pid, supervisor_pid))
         assert ask(successor.url, "SET", "k", "v")
         with embedded.start(str(data)) as attached:
             assert attached.pid == successor.pid
@@ -500,7 +493,7 @@ async def test_a_gate_goes_on_after_its_supervisor_was_killed(
         server = embedded.shared_server(url)
         pid = server.pid
         os.kill(server.supervisor_pid, signal.SIGKILL)
-        eventually(gone(pid))
+        wait_until(gone(pid))
         # Then the next calls have an answer, and the data is there
         assert await first("after")
         assert not await first("before")
@@ -525,7 +518,7 @@ def test_a_server_left_without_supervisor_is_shut_down_first(program: str, tmp_p
     path = run / supervisor.SERVER_SOCKET
     left = subprocess.Popen([*command, "--unixsocket", str(path)], pass_fds=[lock], stdout=subprocess.DEVNULL)
     os.close(lock)
-    eventually(lambda: supervisor.ping(path).startswith(b"+PONG"))
+    wait_until(lambda: supervisor.ping(path).startswith(b"+PONG"))
     ask(f"unix://{path}", "SET", "k", "v")
     # When another process uses the directory
     with embedded.start(str(tmp_path)) as server:
@@ -555,7 +548,7 @@ def test_data_it_cannot_read_is_a_store_error_with_the_log(
         embedded.start(str(tmp_path))
     # And nothing holds the directory
     lock = os.open(tmp_path / supervisor.LOCK_FILE, os.O_RDWR)
-    eventually(lambda: can_lock(lock))
+    wait_until(lambda: can_lock(lock))
     os.close(lock)
 
 
@@ -655,7 +648,7 @@ def test_a_silent_server_is_not_waited_for_for_ever(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(StoreError, match=r"said nothing for 0\.2 s after its start"):
         embedded.start(timeout=0.2)
-    eventually(lambda: not list(tmp_path.glob("idemgate-*")))
+    wait_until(lambda: not list(tmp_path.glob("idemgate-*")))
 
 
 @one_program
@@ -672,7 +665,7 @@ def test_a_long_path_keeps_its_sockets_elsewhere(program: str, tmp_path: Path) -
         assert (data / supervisor.LOG_FILE).exists()
         # When the supervisor is killed, and the directory used again
         os.kill(server.supervisor_pid, signal.SIGKILL)
-        eventually(lambda: not server.alive)
+        wait_until(lambda: not server.alive)
     with embedded.start(str(data)) as again:
         assert ask(again.url, "PING")
         # Then the former sockets are tidied away

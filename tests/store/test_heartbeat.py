@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,19 +13,13 @@ import pytest
 from idemgate import Gate
 from idemgate.core.calls import Batch, call
 from idemgate.store.heartbeat import FunctionRenewal, HeartbeatThread
+from tests.waiting import wait_until
 
 
 @pytest.fixture
 def live(url: str, namespace: str) -> Iterator[Gate]:
     with Gate(url, namespace=namespace) as made:
         yield made
-
-
-def until(check: Callable[[], bool], within: float = 20.0) -> None:
-    end = monotonic() + within
-    while not check():
-        assert monotonic() < end, "it did not happen"
-        sleep(0.003)
 
 
 def frequent(lease: float, *functions: Any) -> FunctionRenewal:
@@ -68,10 +62,10 @@ def test_a_renewal_that_raises_is_tried_again_and_the_others_go_on(live: Gate, k
     for renewal in renewals:
         live.context.heartbeat.add(renewal)
     # When it has failed many times
-    until(lambda: live.counters["lease.renewal_error"] >= 4)
+    wait_until(lambda: live.counters["lease.renewal_error"] >= 4)
     seen = len(before), len(after)
     # Then the others are renewed as before, and never failed
-    until(lambda: len(before) > seen[0] + 2 and len(after) > seen[1] + 2)
+    wait_until(lambda: len(before) > seen[0] + 2 and len(after) > seen[1] + 2)
     assert (renewals[0].failures, renewals[2].failures) == (0, 0)
     # And its failures are counted and logged
     assert renewals[1].failures >= 2
@@ -87,9 +81,9 @@ def test_a_thread_that_cannot_log_goes_on(live: Gate) -> None:
         kept = frequent(60, ping(renewed), fail)
         broken = frequent(60, fail, fail)
         live.context.heartbeat.add(broken)
-        until(lambda: live.counters["lease.renewal_error"] >= 2)
+        wait_until(lambda: live.counters["lease.renewal_error"] >= 2)
         live.context.heartbeat.add(kept)
-        until(lambda: len(renewed) > 2)
+        wait_until(lambda: len(renewed) > 2)
     finally:
         log.removeFilter(fail)
     assert any(thread.name == "idemgate-heartbeat" for thread in threading.enumerate())
@@ -116,7 +110,7 @@ def test_a_renewal_that_ends_when_it_is_due_does_not_end_the_thread(
     renewed, started = list[float](), thread._thread
     following = frequent(60, ping(renewed), fail)
     thread.add(following)
-    until(lambda: len(renewed) > 1)
+    wait_until(lambda: len(renewed) > 1)
     assert thread._thread is started
     assert live.counters["lease.renewal_error"] == 0
 

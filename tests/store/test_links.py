@@ -37,6 +37,7 @@ from idemgate.store.retry import RetryBudget, is_transient
 from idemgate.store.url import endpoint_from_url
 from tests.claims import claims_of
 from tests.proxy import Proxy
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "unix:///nowhere/redis.sock"
@@ -52,13 +53,6 @@ def inspect(gate: Gate, key: str) -> Call[Any]:
 
 def together(calls: list[Call[Any]]) -> Batch[list[Any]]:
     return Batch(calls, list)
-
-
-async def eventually(happens: Callable[[], object], within: float = 30.0) -> None:
-    deadline = time.monotonic() + within
-    while not happens():
-        assert time.monotonic() < deadline, "it did not happen"
-        await asyncio.sleep(0.005)
 
 
 # -- ending ------------------------------------------------------------------------------------------------------------

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import AsyncIterator, Callable
-from time import monotonic
 from typing import Any
 
 import pytest
 
 from idemgate import Gate
+from tests import waiting
 
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    """`await eventually(lambda: seen == [1])`: returns what it gave once that is true; fails after `within` seconds."""
-
-    async def wait(check: Callable[[], Any], within: float = 30.0) -> Any:
-        end = monotonic() + within
-        while True:
-            found = check()
-            if inspect.isawaitable(found):
-                found = await found
-            if found:
-                return found
-            assert monotonic() < end, "it did not happen"
-            await asyncio.sleep(0.003)
-
-    return wait
+    return waiting.eventually
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest
 from idemgate.membership.rendezvous import owner, slot_id
 from idemgate.testing import Clock
 from tests.proxy import Proxy
+from tests.waiting import eventually
 from tests.worker.crew import GRACE, INTERVAL, TTL, Hand, World
 
 T = {"t": 64}
@@ -33,12 +34,6 @@ async def world(request: pytest.FixtureRequest, gate: Gate, clock: Clock) -> Asy
 
 async def list_members(world: World) -> members.MemberList:
     return await world.gate.aio.context.aio_link.run(members.list_members(world.gate.namespace, "workers", world.clock))
-
-
-async def eventually(fact: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not fact():
-            await asyncio.sleep(0.005)
 
 
 # -- dividing ---------------------------------------------------------------------------------------------------------

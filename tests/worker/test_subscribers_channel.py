@@ -19,7 +19,7 @@ import pytest
 from idemgate import Gate, InvalidArgument
 from idemgate.subscribers import PubSubMessage
 from tests.proxy import Proxy
-from tests.worker.waiting import until
+from tests.waiting import eventually
 
 SCOPE = ContextVar("SCOPE", default="outside")
 
@@ -57,7 +57,7 @@ async def test_of_all_replicas_one_handles_each_event(kind: str, replicas: Any, 
         for number in [*range(20), *range(20)]:
             raw.publish(namespace, json.dumps({"id": f"e{number}"}))
         # Then every replica hears all forty
-        await until(lambda: total(gates, "channel.heard") == 160)
+        await eventually(lambda: total(gates, "channel.heard") == 160)
     # And each event was handled once, and every copy has an outcome
     assert ran == {f"e{number}": 1 for number in range(20)}
     names = ("handled", "duplicate", "in_progress", "failed", "rejected")
@@ -103,12 +103,12 @@ def processes(url: str, namespace: str) -> Iterator[list[subprocess.Popen[str]]]
 
 async def test_of_all_processes_one_handles_each_event(processes: Any, raw: Any, namespace: str) -> None:
     # Given three processes in gate.run() that listen to one channel
-    await until(lambda: raw.pubsub_numsub(namespace)[0][1] == 3, 30)
+    await eventually(lambda: raw.pubsub_numsub(namespace)[0][1] == 3, 30)
     # When thirty events are published, and one that each process handles for itself
     for number in range(30):
         raw.publish(namespace, json.dumps({"id": f"e{number}"}))
     raw.publish(namespace, json.dumps({"id": "end"}))
-    await until(lambda: raw.llen(f"{namespace}:ends") == 3)
+    await eventually(lambda: raw.llen(f"{namespace}:ends") == 3)
     # And they are asked to stop
     for process in processes:
         process.send_signal(signal.SIGTERM)
@@ -129,7 +129,7 @@ async def test_a_pattern_says_which_channel_it_was(one: Gate, raw: Any, namespac
         raw.publish(f"{namespace}.eur", b"\xff1")
         raw.publish(f"{namespace}", b"no")
         raw.publish(f"{namespace}.usd", b"2")
-        await until(lambda: len(heard) == 2)
+        await eventually(lambda: len(heard) == 2)
     # Then it got the two, at once, with their channels and bytes
     heard.sort(key=lambda one: one.channel)
     assert heard == [PubSubMessage(f"{namespace}.eur", b"\xff1"), PubSubMessage(f"{namespace}.usd", b"2")]
@@ -144,7 +144,7 @@ async def test_a_sync_callback_runs_in_a_thread_with_the_context(one: Gate, raw:
     SCOPE.set("inside")
     async with one.aio.subscribers():
         raw.publish(namespace, "x")
-        await until(lambda: seen)
+        await eventually(lambda: seen)
     # Then it saw the variable, outside of the loop's thread
     assert seen == [("inside", False)]
 
@@ -172,7 +172,7 @@ async def test_no_outcome_ends_the_subscriber(one: Gate, raw: Any, namespace: st
         raw.publish(namespace, "{")
         raw.publish(namespace, '{"id": "last"}')
         # Then the last one is handled all the same
-        await until(lambda: one.counters["channel.handled"] == 2)
+        await eventually(lambda: one.counters["channel.handled"] == 2)
     assert ran == ["ok", "bad", "odd", "last"]
     # And each outcome was counted, and what needs a person was logged
     counted = {name: one.counters[f"channel.{name}"] for name in ("duplicate", "in_progress", "rejected", "failed")}
@@ -187,12 +187,12 @@ async def test_a_lost_connection_is_counted_and_made_anew(one: Gate, raw: Any, n
     one.subscribe(namespace)(lambda message: heard.append(message.data))
     async with one.aio.subscribers():
         raw.publish(namespace, "before")
-        await until(lambda: heard == [b"before"])
+        await eventually(lambda: heard == [b"before"])
         # When the server ends its connection
         raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         # Then the gap is counted, and it hears again
-        await until(lambda: one.counters["channel.gaps"] == 1 and raw.publish(namespace, "after"))
-        await until(lambda: b"after" in heard)
+        await eventually(lambda: one.counters["channel.gaps"] == 1 and raw.publish(namespace, "after"))
+        await eventually(lambda: b"after" in heard)
 
 
 async def test_a_connection_that_falls_silent_is_noticed_and_made_anew(
@@ -204,16 +204,16 @@ async def test_a_connection_that_falls_silent_is_noticed_and_made_anew(
         gate.subscribe(namespace)(lambda one: heard.append(one.data))
         async with gate.aio.subscribers():
             raw.publish(namespace, "before")
-            await until(lambda: heard == [b"before"])
+            await eventually(lambda: heard == [b"before"])
             proxy.black_hole = proxy.mute = True
             assert raw.publish(namespace, "swallowed") == 1
-            await until(lambda: proxy.swallowed)  # from here on that connection is silent for good
+            await eventually(lambda: proxy.swallowed)  # from here on that connection is silent for good
             # When others would go through again
             proxy.heal()
             # Then it notices, though nobody closed it: it hears what comes, and counts the gap
-            await until(lambda: gate.counters["channel.gaps"] == 1)
-            await until(lambda: raw.publish(namespace, "after") > 1 or b"after" in heard)
-            await until(lambda: b"after" in heard)
+            await eventually(lambda: gate.counters["channel.gaps"] == 1)
+            await eventually(lambda: raw.publish(namespace, "after") > 1 or b"after" in heard)
+            await eventually(lambda: b"after" in heard)
         assert b"swallowed" not in heard
 
 
@@ -237,8 +237,8 @@ async def test_it_begins_when_the_store_is_there(replicas: Any, url: str, raw: A
         # When the subscriber starts
         async with gate.aio.subscribers():
             # Then it listens as soon as that is possible
-            await until(lambda: raw.publish(namespace, "here"))
-            await until(lambda: heard == [b"here"])
+            await eventually(lambda: raw.publish(namespace, "here"))
+            await eventually(lambda: heard == [b"here"])
 
 
 async def test_a_full_backlog_drops_what_comes_and_counts_it(one: Gate, raw: Any, namespace: str, caplog: Any) -> None:
@@ -254,11 +254,11 @@ async def test_a_full_backlog_drops_what_comes_and_counts_it(one: Gate, raw: Any
         # When six messages come
         for number in range(6):
             raw.publish(namespace, str(number))
-        await until(lambda: one.counters["channel.heard"] == 6)
+        await eventually(lambda: one.counters["channel.heard"] == 6)
         # Then one runs, two wait, three were dropped, and that is logged once
         assert (ran, one.counters["channel.dropped"]) == ([b"0"], 3)
         release.set()
-        await until(lambda: one.counters["channel.handled"] == 3)
+        await eventually(lambda: one.counters["channel.handled"] == 3)
     assert ran == [b"0", b"1", b"2"]
     assert [record.getMessage() for record in caplog.records].count("subscriber.backlog_full") == 1
 
@@ -275,12 +275,12 @@ async def test_stopping_lets_what_was_heard_finish(one: Gate, raw: Any, namespac
     async with one.aio.subscribers():
         raw.publish(namespace, "1")
         raw.publish(namespace, "2")
-        await until(lambda: one.counters["channel.heard"] == 2)
+        await eventually(lambda: one.counters["channel.heard"] == 2)
         # When it is stopped while the first can finish
         asyncio.get_running_loop().call_soon(release.set)
     # Then both were handled, and it does not listen any more
     assert ran == [b"1", b"2"]
-    await until(lambda: raw.publish(namespace, "3") == 0)
+    await eventually(lambda: raw.publish(namespace, "3") == 0)
 
 
 async def test_what_does_not_finish_within_the_grace_is_counted(one: Gate, raw: Any, namespace: str) -> None:
@@ -298,7 +298,7 @@ async def test_what_does_not_finish_within_the_grace_is_counted(one: Gate, raw: 
     async with one.aio.subscribers(grace=0):
         raw.publish(namespace, "1")
         raw.publish(namespace, "2")
-        await until(lambda: one.counters["channel.heard"] == 2)
+        await eventually(lambda: one.counters["channel.heard"] == 2)
     # Then stopping does not wait for it, and both are counted
     assert (cancelled, one.counters["channel.abandoned"]) == (["yes"], 2)
 

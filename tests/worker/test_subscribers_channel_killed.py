@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
+from tests.waiting import wait_until
 
 MESSAGES, KILLS, REPLICAS = 20, 8, 3
 PROGRAM = """
@@ -48,12 +49,6 @@ def test_killed_replicas_run_no_completed_message_again_and_block_no_key(
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", PROGRAM, url, namespace], stderr=subprocess.DEVNULL)
 
-    def until(happens: Callable[[], bool]) -> None:
-        end = time.monotonic() + 60
-        while not happens():
-            assert time.monotonic() < end
-            time.sleep(0.005)
-
     def publish(names: list[str]) -> None:
         for name in names:
             raw.publish(channel, f'{{"id": "{name}"}}')
@@ -61,7 +56,7 @@ def test_killed_replicas_run_no_completed_message_again_and_block_no_key(
     replicas = [start() for _ in range(REPLICAS)]
     try:
         with Gate(url, namespace=namespace) as gate:
-            until(lambda: raw.pubsub_numsub(channel)[0][1] == REPLICAS)
+            wait_until(lambda: raw.pubsub_numsub(channel)[0][1] == REPLICAS)
 
             def unfinished() -> list[str]:
                 return [name for name in identifiers if gate.inspect(name, scope="prices").state != "done"]
@@ -75,11 +70,11 @@ def test_killed_replicas_run_no_completed_message_again_and_block_no_key(
                 victim.kill()
                 victim.wait()
                 replicas.append(start())
-                until(lambda: raw.pubsub_numsub(channel)[0][1] == REPLICAS)
+                wait_until(lambda: raw.pubsub_numsub(channel)[0][1] == REPLICAS)
             # Then every message is done once the leases of the killed replicas have ended
             time.sleep(0.6)
             publish(unfinished())
-            until(lambda: not unfinished())
+            wait_until(lambda: not unfinished())
             # And some were running when their replica was killed; each additional run followed a lost lease
             records = {name: gate.inspect(name, scope="prices") for name in identifiers}
             runs = {name.decode(): int(count) for name, count in raw.hgetall(f"runs-{namespace}").items()}

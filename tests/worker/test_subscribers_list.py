@@ -26,7 +26,7 @@ from idemgate.subscribers.list_entries import ListCalls
 from tests import cluster as servers
 from tests.claims import claims_of
 from tests.proxy import Proxy
-from tests.worker.waiting import until
+from tests.waiting import eventually
 
 SOON = "150ms"
 """A reclaim time for tests in which lapsed leases are the subject; elsewhere leases are ended by hand."""
@@ -94,10 +94,10 @@ async def test_entries_are_handled_in_order_and_removed(kind: str, pop: Any, one
 
         one.consume_list(jobs.name, concurrency=1, pop=pop)(handle)
     async with one.aio.subscribers():
-        await until(lambda: one.counters["list.acked"] == 3)
+        await eventually(lambda: one.counters["list.acked"] == 3)
         # When others are pushed
         push(jobs.name, "4", "5")
-        await until(lambda: one.counters["list.acked"] == 5)
+        await eventually(lambda: one.counters["list.acked"] == 5)
     # Then each was handled in order, as its first attempt, with an id of its own
     assert [entry.data for entry in got] == [b'{"n": 1}', b"\xff", b"\xff", b"4", b"5"]
     assert [(entry.list, entry.deliveries) for entry in got] == [(jobs.name, 1)] * 5
@@ -122,7 +122,7 @@ async def test_replicas_share_the_entries(replicas: Any, jobs: Queue) -> None:
         # When a hundred entries are pushed
         for n in range(100):
             jobs.push(str(n))
-        await until(lambda: sum(gate.counters["list.acked"] for gate in gates) == 100)
+        await eventually(lambda: sum(gate.counters["list.acked"] for gate in gates) == 100)
     # Then each was handled once
     assert ran == {b"%d" % n: 1 for n in range(100)}
     assert jobs.settled()
@@ -145,7 +145,7 @@ async def test_forwarded_messages_are_consumed(gate: Gate, raw: Any) -> None:
     async with gate.aio.subscribers():
         # When it forwards
         assert await topic.aio.forward_once() == 2
-        await until(lambda: gate.counters["list.acked"] == 2)
+        await eventually(lambda: gate.counters["list.acked"] == 2)
     # Then each message was handled, and the keys beside the lists are known to the audit
     assert sorted(done) == [("ann", [1, 2]), ("bob", [3])]
 
@@ -161,7 +161,7 @@ async def test_a_duplicate_is_removed_without_running(one: Gate, jobs: Queue) ->
     async with one.aio.subscribers():
         # When a producer pushes an order twice
         jobs.push("7", "7")
-        await until(lambda: one.counters["list.acked"] == 2)
+        await eventually(lambda: one.counters["list.acked"] == 2)
     # Then it ran once
     assert len(ran) == 1
     assert (one.counters["list.handled"], one.counters["list.duplicate"]) == (1, 1)
@@ -182,17 +182,17 @@ async def test_an_entry_is_delayed_while_another_owner_runs(one: Gate, jobs: Que
     async with one.aio.subscribers():
         # When its entry comes
         jobs.push("7")
-        await until(lambda: one.counters["list.in_progress"] == 1)
+        await eventually(lambda: one.counters["list.in_progress"] == 1)
         # Then it waits as an entry that nobody holds, that was no attempt, and reads go on without it
-        await until(lambda: jobs.taken() == {b"7": (0, b"")})
+        await eventually(lambda: jobs.taken() == {b"7": (0, b"")})
         jobs.push("8")
-        await until(lambda: one.counters["list.acked"] == 1)
+        await eventually(lambda: one.counters["list.acked"] == 1)
         assert one.counters["list.in_progress"] == 1
         assert jobs.raw.zrange(jobs.leases, 0, -1, withscores=True)[0][1] > (time.time() + 500) * 1000
         # When the other owner is done, and the delay ends
         assert elsewhere.complete("charged")
         jobs.age()
-        await until(jobs.settled)
+        await eventually(jobs.settled)
     assert (len(ran), one.counters["list.duplicate"]) == (1, 1)
 
 
@@ -211,7 +211,7 @@ async def test_it_comes_back_when_the_other_owners_lease_may_end(one: Gate, jobs
         # When its entry comes
         jobs.push("7")
         # Then it is delayed until that lease has ended, not for the hour
-        await until(lambda: one.counters["list.acked"] == 1)
+        await eventually(lambda: one.counters["list.acked"] == 1)
     assert [entry.deliveries for entry in ran] == [1]
     assert 1 <= one.counters["list.in_progress"] <= 5
 
@@ -224,7 +224,7 @@ async def test_a_conflict_becomes_a_dead_letter(one: Gate, jobs: Queue) -> None:
     async with one.aio.subscribers():
         # When the same order comes with another amount
         jobs.push({"order": 7, "amount": 1}, {"order": 7, "amount": 2})
-        await until(lambda: one.counters["list.acked"] == 2)
+        await eventually(lambda: one.counters["list.acked"] == 2)
     # Then the entry is a dead letter with its reason
     [dead] = jobs.dead()
     assert dead.pop("error").endswith("use a new key for a new intent")
@@ -243,7 +243,7 @@ async def test_what_a_vanished_consumer_took_is_reclaimed(one: Gate, jobs: Queue
     one.consume_list(jobs.name, concurrency=1)(got.append)
     # When another subscriber starts
     async with one.aio.subscribers():
-        await until(lambda: one.counters["list.acked"] == 3)
+        await eventually(lambda: one.counters["list.acked"] == 3)
     # Then they run in this order, the first as its second attempt
     assert [(entry.data, entry.deliveries) for entry in got] == [(b"taken", 2), (b"moved", 1), (b"new", 1)]
     assert (one.counters["list.reclaimed"], one.counters["list.read"]) == (1, 2)
@@ -291,7 +291,7 @@ async def test_a_killed_process_leaves_nothing_behind(one: Gate, jobs: Queue, do
 
     # When a replica of it listens
     async with one.aio.subscribers():
-        await until(lambda: one.counters["list.acked"] == 1)
+        await eventually(lambda: one.counters["list.acked"] == 1)
     # Then it ran there as the second attempt
     assert [(entry.data, entry.deliveries) for entry in got] == [(b"7", 2)]
     assert jobs.settled()
@@ -315,7 +315,7 @@ async def test_a_failure_is_retried_until_it_is_dead(kind: str, one: Gate, jobs:
     )
     async with one.aio.subscribers():
         jobs.push(b"\xffbad", "good")
-        await until(lambda: one.counters["list.acked"] == 2)
+        await eventually(lambda: one.counters["list.acked"] == 2)
     # Then it was tried three times behind the other, and is a dead letter
     assert tries == [(b"\xffbad", 1), (b"good", 1), (b"\xffbad", 2), (b"\xffbad", 3)]
     [dead] = jobs.dead()
@@ -329,7 +329,7 @@ async def test_an_entry_whose_deliveries_all_ended_with_their_process_does_not_r
     ran: list[ListEntry] = []
     one.consume_list(jobs.name)(ran.append)
     async with one.aio.subscribers():
-        await until(lambda: one.counters["list.acked"] == 1)
+        await eventually(lambda: one.counters["list.acked"] == 1)
     assert ran == []
     assert [dead["deliveries"] for dead in jobs.dead()] == [18]
 
@@ -347,7 +347,7 @@ async def test_bury_and_retry_choose_what_happens(one: Gate, jobs: Queue) -> Non
 
     async with one.aio.subscribers():
         jobs.push("never", "soon")
-        await until(lambda: one.counters["list.acked"] == 2)
+        await eventually(lambda: one.counters["list.acked"] == 2)
     # Then that happened long before the reclaim time
     assert sorted(tries) == [(b"never", 1), (b"soon", 1), (b"soon", 2)]
     assert [(dead["reason"], dead["data"]) for dead in jobs.dead()] == [("Bury", "never")]
@@ -360,7 +360,7 @@ async def test_dead_letters_are_bounded_and_dropped_ones_are_counted(one: Gate, 
 
     async with one.aio.subscribers():
         jobs.push(*map(str, range(5)))
-        await until(lambda: one.counters["list.acked"] == 5)
+        await eventually(lambda: one.counters["list.acked"] == 5)
     assert [dead["data"] for dead in jobs.dead()] == ["3", "4"]
     assert one.counters["list.dead_trimmed"] == 3
 
@@ -375,12 +375,12 @@ async def test_an_entry_that_cannot_be_buried_is_not_removed(one: Gate, jobs: Qu
 
     async with one.aio.subscribers():
         jobs.push("7")
-        await until(lambda: one.counters["list.unburied"] == 1)
+        await eventually(lambda: one.counters["list.unburied"] == 1)
         assert list(jobs.taken()) == [b"7"]
         # When that is repaired, and the entry comes again
         jobs.raw.delete(jobs.dead_letters)
         jobs.age()
-        await until(jobs.settled)
+        await eventually(jobs.settled)
     assert len(jobs.dead()) == 1
 
 
@@ -397,12 +397,12 @@ async def test_a_long_callback_is_not_reclaimed_by_others(replicas: Any, jobs: Q
             gate.consume_list(jobs.name, reclaim="1500ms", concurrency=1)(handle)
             await stack.enter_async_context(gate.aio.subscribers())
         jobs.push("7")
-        await until(lambda: started)
+        await eventually(lambda: started)
         # When its lease was renewed until the first one has ended twice
         first = jobs.raw.zscore(jobs.leases, started[0])
-        await until(lambda: jobs.raw.zscore(jobs.leases, started[0]) > first + 3000)
+        await eventually(lambda: jobs.raw.zscore(jobs.leases, started[0]) > first + 3000)
         release.set()
-        await until(jobs.settled)
+        await eventually(jobs.settled)
     # Then no other consumer took it
     assert len(started) == 1
     assert [sum(gate.counters[f"list.{name}"] for gate in gates) for name in ("reclaimed", "lost")] == [0, 0]
@@ -421,7 +421,7 @@ async def test_leases_are_renewed_while_a_callback_blocks_the_event_loop(one: Ga
 
     async with one.aio.subscribers():
         jobs.push("7")
-        await until(lambda: renewed and jobs.settled())
+        await eventually(lambda: renewed and jobs.settled())
     # Then it was renewed meanwhile, so that no other consumer takes the entry
     assert renewed == [True]
 
@@ -438,13 +438,13 @@ async def test_an_entry_that_another_took_is_counted_as_lost(one: Gate, jobs: Qu
 
     async with one.aio.subscribers():
         jobs.push("7")
-        await until(lambda: started)
+        await eventually(lambda: started)
         # When another consumer takes it and keeps it
         jobs.raw.hset(jobs.state, started[0], "5 other")
         jobs.raw.zadd(jobs.leases, {started[0]: 2e12})
-        await until(lambda: one.counters["list.lost"] == 1)
+        await eventually(lambda: one.counters["list.lost"] == 1)
         release.set()
-        await until(lambda: one.counters["list.rejected"] == 1)
+        await eventually(lambda: one.counters["list.rejected"] == 1)
     # Then that consumer settles it
     assert jobs.taken() == {b"7": (5, b"other")}
     assert jobs.dead() == []
@@ -463,7 +463,7 @@ async def test_an_entry_that_another_took_while_the_process_stalled_does_not_sta
 
     async with one.aio.subscribers():
         jobs.push("a", "b")
-        await until(lambda: started and len(jobs.taken()) == 2)
+        await eventually(lambda: started and len(jobs.taken()) == 2)
         # When the process stalls beyond the leases, and another consumer takes the second one
         (second,) = [number for number, data in jobs.raw.hgetall(jobs.data).items() if data == b"b"]
         jobs.raw.hset(jobs.state, second, "2 other")
@@ -471,7 +471,7 @@ async def test_an_entry_that_another_took_while_the_process_stalled_does_not_sta
         monkeypatch.setattr("idemgate.subscribers.reader.monotonic", lambda: time.monotonic() + 61)
         release.set()
         # Then it does not start here
-        await until(lambda: one.counters["list.lost"] == 1)
+        await eventually(lambda: one.counters["list.lost"] == 1)
     assert started == [b"a"]
     assert jobs.taken() == {b"b": (2, b"other")}
 
@@ -487,14 +487,14 @@ async def test_a_late_renewal_costs_no_attempt(one: Gate, jobs: Queue) -> None:
 
     async with one.aio.subscribers():
         jobs.push("7")
-        await until(lambda: ran)
+        await eventually(lambda: ran)
         # When its renewals are so late that this consumer takes it again
         jobs.age()
-        await until(lambda: jobs.raw.zscore(jobs.leases, ran[0]) > 1)
+        await eventually(lambda: jobs.raw.zscore(jobs.leases, ran[0]) > 1)
         # Then it does not run beside itself
         assert [deliveries for deliveries, _ in jobs.taken().values()] == [1]
         release.set()
-        await until(jobs.settled)
+        await eventually(jobs.settled)
     assert (len(ran), one.counters["list.reclaimed"]) == (1, 0)
 
 
@@ -562,12 +562,12 @@ async def test_no_entry_is_lost_when_the_reply_to_a_take_is_lost(url: str, names
 
         async with proxied.aio.subscribers():
             jobs.push("loads the script")
-            await until(lambda: ran)
+            await eventually(lambda: ran)
             proxy.cut_reply(script("lists/take").sha)
             # When the take is sent again
             jobs.push(*"abcdef")
             # Then each entry is handled
-            await until(jobs.settled)
+            await eventually(jobs.settled)
         await proxied.aio.close()
         proxied.close()
     assert Counter(ran) == Counter([b"loads the script", b"a", b"b", b"c", b"d", b"e", b"f"])
@@ -578,7 +578,7 @@ async def test_data_that_was_deleted_is_counted(one: Gate, jobs: Queue) -> None:
     jobs.raw.delete(jobs.data)
     one.consume_list(jobs.name)(print)
     async with one.aio.subscribers():
-        await until(lambda: one.counters["list.missing"] == 1)
+        await eventually(lambda: one.counters["list.missing"] == 1)
     assert jobs.settled()
 
 
@@ -593,9 +593,9 @@ async def test_stopping_finishes_running_entries_and_returns_waiting_ones(one: G
 
     jobs.push("1", "2", "3")
     async with one.aio.subscribers():
-        await until(lambda: one.counters["list.read"] == 2)
+        await eventually(lambda: one.counters["list.read"] == 2)
         # When it stops, and the first can finish after that
-        stopping = asyncio.create_task(until(lambda: one.counters["list.returned"] == 1))
+        stopping = asyncio.create_task(eventually(lambda: one.counters["list.returned"] == 1))
         stopping.add_done_callback(lambda _: release.set())
     # Then the first is removed, and any consumer may take the other at once, as its first attempt
     assert (ran, one.counters["list.acked"]) == ([b"1"], 1)
@@ -604,7 +604,7 @@ async def test_stopping_finishes_running_entries_and_returns_waiting_ones(one: G
     one.subscribers.clear()
     one.consume_list(jobs.name, concurrency=1)(lambda entry: again.append((entry.data, entry.deliveries)))
     async with one.aio.subscribers():
-        await until(jobs.settled)
+        await eventually(jobs.settled)
     assert again == [(b"2", 1), (b"3", 1)]
 
 
@@ -615,7 +615,7 @@ async def test_an_entry_that_does_not_finish_within_the_grace_goes_back(one: Gat
 
     async with one.aio.subscribers(grace=0):
         jobs.push("7")
-        await until(lambda: one.counters["list.read"] == 1)
+        await eventually(lambda: one.counters["list.read"] == 1)
     # Then another may take it at once, and that was no attempt
     assert (one.counters["list.abandoned"], one.counters["list.returned"]) == (1, 1)
     assert jobs.taken() == {b"7": (0, b"")}
@@ -631,7 +631,7 @@ async def test_removals_travel_together(one: Gate, jobs: Queue) -> None:
         await release.wait()
 
     async with one.aio.subscribers():
-        await until(lambda: one.counters["list.read"] == 200)
+        await eventually(lambda: one.counters["list.read"] == 200)
         calls, run = [], type(one.context.aio_link).run
 
         async def counted(self: Any, call: Any, *args: Any) -> Any:
@@ -641,7 +641,7 @@ async def test_removals_travel_together(one: Gate, jobs: Queue) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(one.context.aio_link), "run", counted)
             release.set()
-            await until(jobs.settled)
+            await eventually(jobs.settled)
     # Then a few calls removed them
     assert calls.count("lists/settle") <= 3
 
@@ -652,7 +652,7 @@ async def test_large_entries_are_taken_in_parts(one: Gate, jobs: Queue) -> None:
     got: list[bytes] = []
     one.consume_list(jobs.name, concurrency=1)(lambda entry: got.append(entry.data[:1]))
     async with one.aio.subscribers():
-        await until(lambda: one.counters["list.acked"] == 5)
+        await eventually(lambda: one.counters["list.acked"] == 5)
     assert got == [b"0", b"1", b"2", b"3", b"4"]
 
 
@@ -669,14 +669,14 @@ async def test_it_continues_after_the_store_was_away(replicas: Any, url: str, jo
 
         async with gate.aio.subscribers():
             jobs.push("1")
-            await until(lambda: ran)
+            await eventually(lambda: ran)
             # When the connections break, and the next ten requests too, while its callback ends and an entry comes
             proxy.drop_request(b"", times=10)
             proxy.cut_all()
             release.set()
             jobs.push("2")
             # Then both are done in the end, each by one run
-            await until(jobs.settled)
+            await eventually(jobs.settled)
         assert ran == {b"1": 1, b"2": 1}
         assert gate.counters["list.store_errors"] >= 1
 
@@ -707,7 +707,7 @@ async def test_lists_work_on_a_cluster(tmp_path: Path) -> None:
         async with gate.aio.subscribers():
             for name in names:
                 await link.command("RPUSH", name, name)
-            await until(lambda: gate.counters["list.acked"] == len(names))
+            await eventually(lambda: gate.counters["list.acked"] == len(names))
         assert sorted(ran) == sorted(name.encode() for name in names)
         assert await link.command("LLEN", "{orders}:dead") == 1
         await gate.aio.close()

@@ -18,7 +18,7 @@ from idemgate.errors import Bury, Retry, ServerRejected
 from idemgate.subscribers import Entry
 from tests.claims import claims_of
 from tests.proxy import Proxy
-from tests.worker.waiting import until
+from tests.waiting import eventually
 
 AGED = 3_600_000
 SOON = "150ms"
@@ -93,7 +93,7 @@ async def test_entries_are_handled_and_acknowledged(kind: str, one: Gate, stream
     async with one.aio.subscribers():
         # When another is added
         second = stream.add(item="b")
-        await until(lambda: stream.settled(2))
+        await eventually(lambda: stream.settled(2))
     # Then both were handled, in order, with names as text and values as bytes
     assert got == [
         Entry(stream.name, first.decode(), {"item": b"a", "colour": b"\xff"}),
@@ -117,7 +117,7 @@ async def test_replicas_share_the_entries(replicas: Any, stream: Log) -> None:
             await stack.enter_async_context(gate.aio.subscribers())
         # When a hundred entries are added
         ids = [stream.add(n=n).decode() for n in range(100)]
-        await until(lambda: stream.settled(100))
+        await eventually(lambda: stream.settled(100))
     # Then each was handled once
     assert ran == dict.fromkeys(ids, 1)
 
@@ -129,12 +129,12 @@ async def test_what_is_new_from_now_on_is_asked_for(one: Gate, stream: Log) -> N
     one.stream(stream.name, group="billing", start="$")(got.append)
     async with one.aio.subscribers():
         new = stream.add(n=2).decode()
-        await until(lambda: got)
+        await eventually(lambda: got)
         # When the group is destroyed, and another entry comes
         stream.raw.xgroup_destroy(stream.name, "billing")
         newer = stream.add(n=3).decode()
         # Then the new group goes on behind what was read
-        await until(lambda: len(got) == 2)
+        await eventually(lambda: len(got) == 2)
     assert [entry.id for entry in got] == [new, newer]
 
 
@@ -152,7 +152,7 @@ async def test_a_duplicate_is_acknowledged_without_running(on_done: Any, one: Ga
         # When a producer sends an order twice
         first = stream.add(order=7).decode()
         stream.add(order=7)
-        await until(lambda: stream.settled(2))
+        await eventually(lambda: stream.settled(2))
     # Then it ran once
     assert ran == [first]
     assert (one.counters["stream.handled"], one.counters["stream.duplicate"]) == (1, 1)
@@ -173,9 +173,9 @@ async def test_an_entry_stays_pending_while_another_owner_runs(one: Gate, stream
         # When its entry comes, and comes again an hour later
         stream.add(order=7)
         for times in (1, 2):
-            await until(lambda times=times: one.counters["stream.in_progress"] == times)
+            await eventually(lambda times=times: one.counters["stream.in_progress"] == times)
             # Then it is left pending, and that was no attempt
-            await until(lambda: [entry["times_delivered"] for entry in stream.pending()] == [0])
+            await eventually(lambda: [entry["times_delivered"] for entry in stream.pending()] == [0])
             if times == 1:
                 stream.age()
         assert ran == []
@@ -183,7 +183,7 @@ async def test_an_entry_stays_pending_while_another_owner_runs(one: Gate, stream
         assert elsewhere.complete("charged")
         stream.age()
         # Then it is acknowledged as a duplicate
-        await until(lambda: stream.settled(1))
+        await eventually(lambda: stream.settled(1))
     assert (ran, one.counters["stream.duplicate"]) == ([], 1)
 
 
@@ -203,7 +203,7 @@ async def test_it_comes_back_when_the_other_owners_lease_may_end(one: Gate, stre
         # When its entry comes
         first = stream.add(order=7).decode()
         # Then it is not left for the hour, only until that lease has ended
-        await until(lambda: stream.settled(1))
+        await eventually(lambda: stream.settled(1))
     assert ran == [first]
     assert one.counters["stream.in_progress"] >= 1
 
@@ -218,7 +218,7 @@ async def test_a_conflict_goes_to_the_dead_stream(one: Gate, stream: Log) -> Non
         # When the same order comes with another amount
         stream.add(order=7, amount=1)
         other = stream.add(order=7, amount=2)
-        await until(lambda: stream.settled(2))
+        await eventually(lambda: stream.settled(2))
     # Then the entry is in the dead stream, as it was, with the reason
     [dead] = stream.dead()
     assert dead.pop(b"idemgate.error").endswith(b"use a new key for a new intent")
@@ -244,13 +244,13 @@ async def test_what_a_vanished_consumer_took_is_reclaimed(one: Gate, stream: Log
     one.stream(stream.name, group="billing")(got.append)
     # When another subscriber comes
     async with one.aio.subscribers():
-        await until(lambda: one.counters["stream.acked"] == 1)
+        await eventually(lambda: one.counters["stream.acked"] == 1)
         # Then it goes on with the old one, as its second attempt, and leaves the other
         assert [(entry.id, entry.deliveries) for entry in got] == [(old.decode(), 2)]
         assert [entry["message_id"] for entry in stream.pending()] == [young]
         # And with the other once that is old too
         stream.age()
-        await until(lambda: stream.settled(2))
+        await eventually(lambda: stream.settled(2))
     assert one.counters["stream.reclaimed"] == 2
 
 
@@ -295,7 +295,7 @@ async def test_a_killed_process_leaves_nothing_behind(one: Gate, stream: Log, do
 
     # When a replica of it listens
     async with one.aio.subscribers():
-        await until(lambda: stream.settled(1))
+        await eventually(lambda: stream.settled(1))
     # Then it ran there, as soon as neither the group nor the guard held it for the dead
     assert [entry.id for entry in got] == [number]
     assert one.counters["once.taken_over"] == 1
@@ -315,7 +315,7 @@ async def test_a_failure_is_tried_again_until_it_is_given_up(one: Gate, stream: 
         poison = stream.add(n=1)
         stream.add(n=2)
         # When it was delivered three times
-        await until(lambda: stream.settled(2))
+        await eventually(lambda: stream.settled(2))
     # Then it went to the dead stream with its error
     assert tries == [1, 2, 3]
     [dead] = stream.dead()
@@ -334,7 +334,7 @@ async def test_what_killed_its_process_each_time_is_given_up_unrun(one: Gate, st
     one.stream(stream.name, group="billing")(ran.append)
     # When a subscriber reclaims it
     async with one.aio.subscribers():
-        await until(lambda: stream.settled(1))
+        await eventually(lambda: stream.settled(1))
     # Then it is not run any more
     assert ran == []
     assert [dead[b"idemgate.deliveries"] for dead in stream.dead()] == [b"18"]
@@ -355,7 +355,7 @@ async def test_bury_and_retry_say_what_to_do(one: Gate, stream: Log) -> None:
     async with one.aio.subscribers():
         stream.add(n="never")
         stream.add(n="soon")
-        await until(lambda: stream.settled(2))
+        await eventually(lambda: stream.settled(2))
     # Then so it was, long before the reclaim time
     assert sorted(tries) == [(b"never", 1), (b"soon", 1), (b"soon", 2)]
     assert [(dead[b"idemgate.reason"], dead[b"n"]) for dead in stream.dead()] == [(b"Bury", b"never")]
@@ -374,9 +374,9 @@ async def test_a_stored_failure_is_given_up(one: Gate, stream: Log) -> None:
     async with one.aio.subscribers():
         # When two entries have the same key
         stream.add(order=7)
-        await until(lambda: one.counters["stream.rejected"] == 1)
+        await eventually(lambda: one.counters["stream.rejected"] == 1)
         stream.add(order=7)
-        await until(lambda: stream.settled(2))
+        await eventually(lambda: stream.settled(2))
     # Then it ran once, and both are dead letters, because each further delivery would fail in the same way
     assert len(tries) == 1
     assert [dead[b"idemgate.reason"] for dead in stream.dead()] == [b"ValueError", b"ReplayedFailure"]
@@ -391,7 +391,7 @@ async def test_the_dead_stream_has_an_end_and_says_so(one: Gate, stream: Log) ->
     async with one.aio.subscribers():
         for n in range(5):
             stream.add(n=n)
-        await until(lambda: stream.settled(5))
+        await eventually(lambda: stream.settled(5))
     # Then the last two are kept, and the others were counted
     kept = [fields[b"n"] for _, fields in stream.raw.xrange(f"{stream.name}:lost")]
     assert (kept, one.counters["stream.dead_trimmed"]) == ([b"3", b"4"], 3)
@@ -407,13 +407,13 @@ async def test_what_cannot_be_buried_is_not_acknowledged(one: Gate, stream: Log)
 
     async with one.aio.subscribers():
         stream.add(n=1)
-        await until(lambda: one.counters["stream.unburied"] == 1)
+        await eventually(lambda: one.counters["stream.unburied"] == 1)
         assert len(stream.pending()) == 1
         # When that is mended, and the entry comes again
         stream.raw.delete(f"{stream.name}:dead")
         stream.age()
         # Then it is buried
-        await until(lambda: stream.settled(1))
+        await eventually(lambda: stream.settled(1))
     assert len(stream.dead()) == 1
 
 
@@ -430,7 +430,7 @@ async def test_a_long_callback_is_not_reclaimed_by_others(replicas: Any, stream:
             gate.stream(stream.name, group="billing", reclaim="3s", concurrency=1)(handle)
             await stack.enter_async_context(gate.aio.subscribers())
         stream.add(n=1)
-        await until(lambda: started)
+        await eventually(lambda: started)
         # When so many heartbeats came that the reclaim time has passed twice
         idle, beats, since = 0, 0, time.monotonic()
 
@@ -440,9 +440,9 @@ async def test_a_long_callback_is_not_reclaimed_by_others(replicas: Any, stream:
             beats += idle < before
             return beats >= 6 and time.monotonic() - since > 6
 
-        await until(beaten)
+        await eventually(beaten)
         release.set()
-        await until(lambda: stream.settled(1))
+        await eventually(lambda: stream.settled(1))
     # Then nobody took it
     assert len(started) == 1
     assert [sum(gate.counters[f"stream.{name}"] for gate in gates) for name in ("reclaimed", "lost")] == [0, 0]
@@ -461,7 +461,7 @@ async def test_leases_are_renewed_while_a_callback_blocks_the_event_loop(one: Ga
 
     async with one.aio.subscribers():
         stream.add(n=1)
-        await until(lambda: stream.settled(1))
+        await eventually(lambda: stream.settled(1))
     # Then it was renewed meanwhile, so that no other consumer reclaims it
     assert renewed == [True]
 
@@ -480,13 +480,13 @@ async def test_an_entry_that_another_took_while_the_process_stalled_does_not_sta
     async with one.aio.subscribers():
         stream.add(n="a")
         second = stream.add(n="b")
-        await until(lambda: started and one.counters["stream.read"] == 2)
+        await eventually(lambda: started and one.counters["stream.read"] == 2)
         # When the process stalls beyond the time after which another consumer may take them, and one takes the second
         stream.claim(second, "other", idle=0, count=2)
         monkeypatch.setattr("idemgate.subscribers.reader.monotonic", lambda: time.monotonic() + 61)
         release.set()
         # Then it does not start here
-        await until(lambda: one.counters["stream.lost"] == 1)
+        await eventually(lambda: one.counters["stream.lost"] == 1)
     assert started == [b"a"]
 
 
@@ -501,11 +501,11 @@ async def test_an_entry_that_another_took_is_counted_as_lost(one: Gate, stream: 
 
     async with one.aio.subscribers():
         entry = stream.add(n=1)
-        await until(stream.pending)
+        await eventually(stream.pending)
         # When another consumer takes it, and keeps it
-        await until(lambda: stream.claim(entry, "other", idle=0, count=5) or one.counters["stream.lost"] == 1)
+        await eventually(lambda: stream.claim(entry, "other", idle=0, count=5) or one.counters["stream.lost"] == 1)
         release.set()
-        await until(lambda: one.counters["stream.rejected"] == 1)
+        await eventually(lambda: one.counters["stream.rejected"] == 1)
     # Then what becomes of it is that consumer's to say
     assert [(found["consumer"], found["times_delivered"]) for found in stream.pending()] == [(b"other", 5)]
     assert stream.dead() == []
@@ -522,14 +522,14 @@ async def test_a_late_heartbeat_starts_nothing_twice(one: Gate, stream: Log) -> 
 
     async with one.aio.subscribers():
         entry = stream.add(n=1)
-        await until(lambda: ran)
+        await eventually(lambda: ran)
         # When its heartbeats are so late that this consumer reclaims it from itself
         stream.claim(entry, "me", count=1)
-        await until(lambda: stream.pending()[0]["time_since_delivered"] < AGED)
+        await eventually(lambda: stream.pending()[0]["time_since_delivered"] < AGED)
         # Then that was no other attempt, and it does not run beside itself
         assert [found["times_delivered"] for found in stream.pending()] == [1]
         release.set()
-        await until(lambda: stream.settled(1))
+        await eventually(lambda: stream.settled(1))
     assert (len(ran), one.counters["stream.reclaimed"]) == (1, 0)
 
 
@@ -540,7 +540,7 @@ async def test_a_group_that_vanished_is_made_again(how: str, one: Gate, stream: 
     one.stream(stream.name, group="billing")(lambda entry: got.append(entry.fields["n"]))
     async with one.aio.subscribers():
         stream.add(n=1)
-        await until(lambda: one.counters["stream.acked"] == 1)
+        await eventually(lambda: one.counters["stream.acked"] == 1)
         # When its group, or the stream as a whole, is gone
         if how == "destroyed":
             stream.raw.xgroup_destroy(stream.name, "billing")
@@ -548,8 +548,8 @@ async def test_a_group_that_vanished_is_made_again(how: str, one: Gate, stream: 
             stream.raw.delete(stream.name)
         stream.add(n=2)
         # Then it makes the group again, and misses nothing that is there
-        await until(lambda: one.counters["stream.groups_made"] == 2 and b"2" in got)
-        await until(lambda: not stream.pending())
+        await eventually(lambda: one.counters["stream.groups_made"] == 2 and b"2" in got)
+        await eventually(lambda: not stream.pending())
     assert sorted(got) == ([b"1", b"1", b"2"] if how == "destroyed" else [b"1", b"2"])
 
 
@@ -564,13 +564,13 @@ async def test_what_is_at_work_when_its_group_vanishes_is_not_started_again(one:
 
     async with one.aio.subscribers():
         stream.add(n=1)
-        await until(lambda: ran)
+        await eventually(lambda: ran)
         # When its group is destroyed, and made again, and gives it out again
         stream.raw.xgroup_destroy(stream.name, "billing")
-        await until(lambda: one.counters["stream.groups_made"] == 2 and stream.pending())
+        await eventually(lambda: one.counters["stream.groups_made"] == 2 and stream.pending())
         release.set()
         # Then it is acknowledged by the run that was under way
-        await until(lambda: stream.settled(1))
+        await eventually(lambda: stream.settled(1))
     assert len(ran) == 1
 
 
@@ -585,8 +585,8 @@ async def test_what_was_trimmed_before_it_was_done_is_counted(one: Gate, stream:
     # When it is reclaimed
     async with one.aio.subscribers():
         # Then the loss is counted, and nothing is pending
-        await until(lambda: one.counters["stream.trimmed"] == 1)
-        await until(lambda: stream.settled(1))
+        await eventually(lambda: one.counters["stream.trimmed"] == 1)
+        await eventually(lambda: stream.settled(1))
 
 
 async def test_stopping_finishes_what_runs_and_returns_what_waits(one: Gate, stream: Log) -> None:
@@ -601,9 +601,9 @@ async def test_stopping_finishes_what_runs_and_returns_what_waits(one: Gate, str
     async with one.aio.subscribers():
         stream.add(n=1)
         second = stream.add(n=2)
-        await until(lambda: one.counters["stream.read"] == 2)
+        await eventually(lambda: one.counters["stream.read"] == 2)
         # When it stops, and the first can finish after that
-        stopping = asyncio.create_task(until(lambda: one.counters["stream.returned"] == 1))
+        stopping = asyncio.create_task(eventually(lambda: one.counters["stream.returned"] == 1))
         stopping.add_done_callback(lambda _: release.set())
     # Then the first is acknowledged, and the other can be reclaimed at once, as if it had not been delivered
     assert (ran, one.counters["stream.acked"]) == ([b"1"], 1)
@@ -620,7 +620,7 @@ async def test_what_does_not_finish_within_the_grace_goes_back(one: Gate, stream
 
     async with one.aio.subscribers(grace=0):
         stream.add(n=1)
-        await until(lambda: one.counters["stream.read"] == 1)
+        await eventually(lambda: one.counters["stream.read"] == 1)
     # Then stopping does not wait for it: another may take it at once, and that was no attempt
     assert (one.counters["stream.abandoned"], one.counters["stream.returned"]) == (1, 1)
     [left] = stream.pending()
@@ -645,12 +645,12 @@ async def test_a_callback_that_swallows_its_cancellation_is_left_behind(one: Gat
     # When its subscriber stops, then that ends all the same
     async with one.aio.subscribers(grace=0):
         entry = stream.add(n=1)
-        await until(lambda: running)
+        await eventually(lambda: running)
     assert one.counters["stream.abandoned"] == 1
     # And when the callback fails later, it does not touch the entry, which another consumer has now
     stream.claim(entry, "other", idle=0, count=5)
     go.set()
-    await until(lambda: running[0] is not None and running[0].done())
+    await eventually(lambda: running[0] is not None and running[0].done())
     assert [(found["consumer"], found["times_delivered"]) for found in stream.pending()] == [(b"other", 5)]
 
 
@@ -661,7 +661,7 @@ async def test_a_consumer_that_stops_deletes_its_name(one: Gate, stream: Log) ->
 
     async with one.aio.subscribers():
         stream.add(n=1)
-        await until(lambda: stream.settled(1))
+        await eventually(lambda: stream.settled(1))
         assert len(stream.consumers()) == 1
     # When it has stopped, then the group does not keep its name
     assert stream.consumers() == []
@@ -682,7 +682,7 @@ async def test_names_of_vanished_consumers_are_deleted(one: Gate, stream: Log, m
 
     # When another consumer of the group runs
     async with one.aio.subscribers():
-        await until(lambda: one.counters["stream.consumers_removed"])
+        await eventually(lambda: one.counters["stream.consumers_removed"])
     # Then it deletes the name that is generated and has no entry
     assert {consumer["name"].decode() for consumer in stream.consumers()} - {"me"} == {busy, "theirs"}
 
@@ -698,11 +698,11 @@ async def test_acknowledgements_travel_together(one: Gate, stream: Log) -> None:
         await release.wait()
 
     async with one.aio.subscribers():
-        await until(lambda: one.counters["stream.read"] == 200)
+        await eventually(lambda: one.counters["stream.read"] == 200)
         before = stream.raw.info("commandstats").get("cmdstat_xack", {"calls": 0})["calls"]
         # When they end
         release.set()
-        await until(lambda: stream.settled(200))
+        await eventually(lambda: stream.settled(200))
     # Then that took a few commands
     assert stream.raw.info("commandstats")["cmdstat_xack"]["calls"] - before <= 3
 
@@ -719,14 +719,14 @@ async def test_it_goes_on_when_the_store_was_away(replicas: Any, url: str, strea
 
         async with gate.aio.subscribers():
             stream.add(n=1)
-            await until(lambda: ran)
+            await eventually(lambda: ran)
             # When the connections break, and the next ten requests too, while its callback ends and an entry comes
             proxy.drop_request(b"", times=10)
             proxy.cut_all()
             release.set()
             stream.add(n=2)
             # Then both are done in the end, each by one run
-            await until(lambda: stream.settled(2))
+            await eventually(lambda: stream.settled(2))
         assert ran == {b"1": 1, b"2": 1}
         assert gate.counters["stream.store_errors"] >= 1
 
@@ -740,9 +740,9 @@ async def test_it_begins_when_the_store_is_there(replicas: Any, url: str, stream
         # When the subscriber starts
         async with gate.aio.subscribers():
             # Then it works as soon as that is possible
-            await until(lambda: stream.raw.exists(stream.name))
+            await eventually(lambda: stream.raw.exists(stream.name))
             stream.add(n=1)
-            await until(lambda: stream.settled(1))
+            await eventually(lambda: stream.settled(1))
         assert len(got) == 1
 
 
@@ -793,10 +793,10 @@ async def test_an_entry_that_another_took_while_it_waited_is_not_started(one: Ga
         await go.wait()
 
     async with one.aio.subscribers():
-        await until(lambda: one.counters["stream.read"] == 2 and seen)
+        await eventually(lambda: one.counters["stream.read"] == 2 and seen)
         # When another consumer takes the one that waits
-        await until(lambda: stream.claim(second, "other", idle=0, count=5) or one.counters["stream.lost"] == 1)
+        await eventually(lambda: stream.claim(second, "other", idle=0, count=5) or one.counters["stream.lost"] == 1)
         go.set()
         # Then it is not started here
-        await until(lambda: one.counters["stream.acked"] == 1)
+        await eventually(lambda: one.counters["stream.acked"] == 1)
     assert seen == [first]

@@ -14,7 +14,7 @@ from idemgate.errors import DownstreamUnavailable
 from idemgate.subscribers import Entry
 from idemgate.testing import Clock
 from idemgate.worker.worker import Worker
-from tests.worker.waiting import until
+from tests.waiting import eventually as until
 
 
 class Service:

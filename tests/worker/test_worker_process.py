@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import IO, Any
@@ -14,6 +13,7 @@ from typing import IO, Any
 import pytest
 
 from idemgate import Gate
+from tests.waiting import wait_until
 
 ENDED = "SIGTERM or SIGINT to a worker process in the middle of a handler"
 PROGRAM = """
@@ -124,10 +124,7 @@ def test_a_signal_lets_what_runs_finish(
     # When it gets SIGTERM, and its handler finishes afterwards
     one.process.send_signal(number)
     assert one.process.stdin is not None
-    deadline = time.monotonic() + 60
-    while topic.stats().ready < 2:  # what it had not started is back before the handler has ended
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: topic.stats().ready >= 2)  # what it had not started is back before the handler has ended
     assert one.process.poll() is None
     one.process.stdin.write("go on\n")
     code, said, err = one.rest()
@@ -150,10 +147,7 @@ def test_a_signal_that_arrives_twice_is_one(
     assert one.says() == "started a"
     # When a terminal and a supervisor send the signal
     one.process.send_signal(number)
-    deadline = time.monotonic() + 60
-    while topic.stats().ready < 1:  # until the first is handled
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: topic.stats().ready >= 1)  # the first is handled
     one.process.send_signal(number)
     with pytest.raises(subprocess.TimeoutExpired):
         one.process.wait(0.2)

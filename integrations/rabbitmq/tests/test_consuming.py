@@ -19,6 +19,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from idemgate import Bury, Gate, Guard, InvalidArgument, Retry, StoreUnavailable, errors, verdict_of
 from idemgate.testing import Clock
 from tests.proxy import Proxy
+from tests.waiting import eventually
 
 
 class Received(NamedTuple):
@@ -54,7 +55,7 @@ async def aio(gate: Gate, broker: Any, queue: str, body: Body, **options: Any) -
         channel = await connection.channel()
         await channel.set_qos(4)
         await (await channel.get_queue(queue)).consume(track)
-        yield lambda: until(lambda: not running)
+        yield lambda: eventually(lambda: not running)
 
 
 @asynccontextmanager
@@ -107,18 +108,18 @@ def put(queue: Any, message_id: str | None, body: bytes = b"x") -> None:
 
 async def wait_for_counts(gate: Gate, **wanted: int) -> None:
     """Wait until the counters have these values."""
-    await until(lambda: all(gate.counters[f"rabbitmq.{name}"] >= n for name, n in wanted.items()))
+    await eventually(lambda: all(gate.counters[f"rabbitmq.{name}"] >= n for name, n in wanted.items()))
     assert {name: gate.counters[f"rabbitmq.{name}"] for name in wanted} == wanted
 
 
 async def wait_for_count(gate: Gate, name: str, n: int) -> None:
     """Wait until the counter has at least this value."""
-    await until(lambda: gate.counters[f"rabbitmq.{name}"] >= n)
+    await eventually(lambda: gate.counters[f"rabbitmq.{name}"] >= n)
 
 
 async def wait_until_empty(queue: Any) -> None:
     """Wait until no message is ready in the queue."""
-    await until(lambda: not queue.channel.queue_declare(queue.name, passive=True).method.message_count)
+    await eventually(lambda: not queue.channel.queue_declare(queue.name, passive=True).method.message_count)
 
 
 async def test_a_duplicate_does_not_run(gate: Gate, broker: Any, queue: Any) -> None:
@@ -323,7 +324,7 @@ async def test_a_held_message_of_a_closed_channel_does_not_run(
         assert ran == []
         # And another consumer runs it
         async with aio(gate, broker, queue.name, lambda received, ran=ran: ran.append(received.message_id)) as at_rest:
-            await until(lambda ran=ran: ran)
+            await eventually(lambda ran=ran: ran)
             await at_rest()
         assert ran == [message_id]
     await wait_for_counts(gate, unsettled=2, handled=2)
@@ -559,12 +560,6 @@ async def test_the_delay_of_a_retry_ends_with_the_hold(gate: Gate, queue: Any, c
     await wait_for_counts(gate, failed=1, handled=1)
 
 
-async def until(fact: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
-        while not fact():
-            await asyncio.sleep(0.01)
-
-
 async def test_a_message_that_completed_on_a_broken_connection_is_not_run_again(
     gate: Gate, broker: Any, queue: Any
 ) -> None:
@@ -585,7 +580,7 @@ async def test_a_message_that_completed_on_a_broken_connection_is_not_run_again(
     channel = connection.channel()
     channel.basic_consume(queue.name, on_message)
     consuming = asyncio.create_task(asyncio.to_thread(channel.start_consuming))
-    await until(lambda: ran)
+    await eventually(lambda: ran)
     await asyncio.to_thread(broker.close_connections)
     broken.set()
     with pytest.raises(pika.exceptions.AMQPError):  # raised in the consumer's program
@@ -612,9 +607,9 @@ async def test_a_message_of_a_cancelled_callback_runs_again_before_its_lease_end
     put(queue, "a")
     async with await aio_pika.connect(broker.url) as connection:
         await (await (await connection.channel()).get_queue(queue.name)).consume(on_message)
-        await until(lambda: started)
+        await eventually(lambda: started)
         await asyncio.to_thread(broker.close_connections)
-        await until(lambda: not connection.connected.is_set())
+        await eventually(lambda: not connection.connected.is_set())
     # When another consumer gets the message, it runs
     ran: list[str] = []
     async with aio(gate, broker, queue.name, lambda received: ran.append(received.message_id)):

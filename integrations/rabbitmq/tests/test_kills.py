@@ -12,7 +12,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import aio_pika
@@ -21,6 +21,7 @@ from idemgate_rabbitmq import AioPublisher, Publisher, guarded
 
 from idemgate import Duration, Gate
 from idemgate.testing import Clock
+from tests.waiting import eventually
 
 KILLS = int(os.environ.get("IDEMGATE_KILLS", "0"))
 
@@ -189,16 +190,16 @@ async def test_the_broker_is_killed_and_comes_back(
 
     triggering = asyncio.create_task(keep_triggering())
     async with gate.aio.worker():
-        await until(lambda: gate.counters["worker.acked"] > 100)
+        await eventually(lambda: gate.counters["worker.acked"] > 100)
         # When the broker is killed in the middle, and started again
         await asyncio.to_thread(broker.kill)
-        await until(lambda: gate.counters["worker.downstream_unavailable"] > 0)
+        await eventually(lambda: gate.counters["worker.downstream_unavailable"] > 0)
         await asyncio.to_thread(broker.start)
         before = gate.counters["worker.acked"]
-        await until(lambda: gate.counters["worker.acked"] > before + 100)
+        await eventually(lambda: gate.counters["worker.acked"] > before + 100)
         stop.set()
         await triggering
-        await until(case.empty)
+        await eventually(case.empty)
     # Then what it had confirmed is in the queue, and the rest was sent again
     await case.consumed()
     case.check()
@@ -214,9 +215,3 @@ async def arrived(queue: Any, most: int) -> AsyncIterator[Any]:
     while most and (message := await queue.get(fail=False)) is not None:
         yield message
         most -= 1
-
-
-async def until(fact: Callable[[], Any], within: float = 60) -> None:
-    async with asyncio.timeout(within):
-        while not fact():
-            await asyncio.sleep(0.01)

@@ -7,7 +7,7 @@ import inspect
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from idemgate_rabbitmq import AioPublisher, NotPublished, Publisher, Unroutable,
 from idemgate import Delivery, Gate, InvalidArgument
 from idemgate.testing import Clock
 from tests.proxy import Proxy
+from tests.waiting import eventually
 
 
 async def send(publisher: Any, delivery: Delivery[Any]) -> None:
@@ -44,12 +45,6 @@ async def delivered(gate: Gate, key: Any = "a", payload: object = 1, topic: str 
     await made.trigger(key, payload, **options)
     (delivery,) = await made.take()
     return delivery
-
-
-async def eventually(fact: Callable[[], Any], within: float = 20) -> None:
-    async with asyncio.timeout(within):
-        while not fact():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

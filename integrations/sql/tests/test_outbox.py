@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -16,6 +16,7 @@ from idemgate import Gate, InvalidArgument, Trigger, append
 from idemgate.testing import Clock
 from integrations.sql.tests.flavours import Flavour, with_flavours
 from integrations.sql.tests.killed_relay import replace_execute
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -54,14 +55,6 @@ async def running(relay: Any) -> AsyncIterator[None]:
     yield
     stop.set()
     await asyncio.wait_for(task, 30)
-
-
-async def eventually(check: Callable[[], Any]) -> Any:
-    for _ in range(3000):
-        if found := await _await(check()):
-            return found
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to that")
 
 
 async def test_a_trigger_is_sent_after_the_commit_and_never_without(gate: Gate, inbox: Any, topic: Any) -> None:

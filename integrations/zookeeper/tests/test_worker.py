@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from idemgate_zookeeper import ZooKeeperMembership
 
 from idemgate import Gate
+from tests.waiting import eventually
 
 SLOTS, TTL = 32, 2.0
 ALL = frozenset(range(SLOTS))
@@ -50,12 +50,6 @@ async def join(server: Any, request: pytest.FixtureRequest) -> AsyncIterator[Joi
             return hand
 
         yield join
-
-
-async def eventually(fact: Callable[[], bool], within: float = 20) -> None:
-    async with asyncio.timeout(within):
-        while not fact():
-            await asyncio.sleep(0.01)
 
 
 async def test_workers_divide_the_slots_and_take_over(join: Join) -> None:

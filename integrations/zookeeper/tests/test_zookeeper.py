@@ -22,6 +22,7 @@ from idemgate import Gate, InvalidArgument, StoreUnavailable
 from idemgate.errors import ServerRejected
 from idemgate.types import Membership
 from integrations.zookeeper.tests.hand import SLOTS, Hand
+from tests.waiting import eventually
 
 TTL, GRACE, TICK = 2.0, 30.0, 0.2
 ALL = frozenset(range(SLOTS))
@@ -58,12 +59,6 @@ def raw(server: Any) -> Iterator[Any]:
     yield client
     client.stop()
     client.close()
-
-
-async def eventually(fact: Callable[[], bool], within: float = 20) -> None:
-    async with asyncio.timeout(within):
-        while not fact():
-            await asyncio.sleep(0.01)
 
 
 def divided(*hands: Hand) -> bool:
