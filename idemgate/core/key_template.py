@@ -644,7 +644,7 @@ _WRITERS: list[tuple[type, Callable[[Any, str], str]]] = [
     (str, lambda value, _name: str.__str__(value)),
     (int, _int_text),
     (bytes, _bytes_text),
-    (UUID, lambda value, _name: str(value)),
+    (UUID, lambda value, _name: UUID.__str__(value)),
     (Decimal, _decimal_text),
     (datetime, _datetime_text),
     (date, lambda value, _name: value.isoformat()),

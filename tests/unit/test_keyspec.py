@@ -177,6 +177,11 @@ class Loud(str):
         return "LOUD"
 
 
+class LoudId(UUID):
+    def __str__(self) -> str:
+        return "LOUD"
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -196,6 +201,7 @@ class Loud(str):
         (Size.SMALL, "1"),
         (Kind.A, "a"),
         (Loud("quiet"), "quiet"),
+        (LoudId(int=1), "00000000-0000-0000-0000-000000000001"),
         (date(2024, 1, 2), "2024-01-02"),
         (datetime(2024, 1, 2, 1, tzinfo=timezone(timedelta(hours=2))), "2024-01-01T23:00:00+00:00"),
     ],

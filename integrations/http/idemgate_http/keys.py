@@ -6,6 +6,8 @@ import re
 from hashlib import blake2b
 from uuid import UUID
 
+from idemgate import InvalidArgument
+
 __all__ = ["MOST_CHARACTERS", "Identity", "parse_key", "record_key", "tag_caller"]
 
 Identity = str | int | UUID
@@ -37,10 +39,24 @@ def parse_key(field: str) -> str | None:
 
 
 def tag_caller(caller: Identity) -> str:
-    """Return a caller as text after its length and type. Different callers never make the same text."""
-    kind = "i" if isinstance(caller, int) else "u" if isinstance(caller, UUID) else ""
-    text = int.__repr__(caller) if isinstance(caller, int) else str(caller)
-    return f"{kind}{len(text.encode(errors='surrogateescape'))}:{text}"
+    """Return a caller as text after its length and type. Different callers never make the same text.
+
+    A subclass may write all its values as one text ("Token(***)"), so its own `__str__` is not called.
+
+    Raises:
+        InvalidArgument: an int has more digits than Python writes.
+    """
+    if isinstance(caller, str):
+        kind, text = "", str.__str__(caller)
+    elif isinstance(caller, int):
+        try:
+            kind, text = "i", int.__repr__(caller)
+        except ValueError:
+            size = f"an int of {caller.bit_length()} bits"
+            raise InvalidArgument("caller", size, "too long for a caller", "Return a hash of it") from None
+    else:
+        kind, text = "u", UUID.__str__(caller)
+    return f"{kind}{len(text.encode('utf-8', 'surrogatepass'))}:{text}"
 
 
 def record_key(caller: Identity, method: str, path: str, key: str) -> str:
@@ -56,6 +72,6 @@ def record_key(caller: Identity, method: str, path: str, key: str) -> str:
         path: the whole decoded path.
         key: the value of the header without quotes, or the id of the event.
     """
-    parts = [part.encode(errors="surrogateescape") for part in (method, path, key)]
-    named = tag_caller(caller).encode(errors="surrogateescape")
+    parts = [part.encode("utf-8", "surrogatepass") for part in (method, path, key)]
+    named = tag_caller(caller).encode("utf-8", "surrogatepass")  # half a pair, and no two texts have the same bytes
     return blake2b(named + b"".join(b"%d:%b" % (len(part), part) for part in parts), digest_size=20).hexdigest()

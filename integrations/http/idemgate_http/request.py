@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["Headers", "Request"]
@@ -75,15 +76,20 @@ class Request:
         Parameters are in the order of their names. UTF-8 is left out, as a missing charset means it. The boundary of
         a multipart body is left out, because it says nothing that the body does not. "" if there is no Content-Type.
         """
-        kind, semicolon, rest = self.headers.get("content-type", "").partition(";")
-        kind = kind.strip().lower()
-        if not semicolon:
-            return kind
-        parameters: dict[str, str] = {}
-        for name, value in _PARAMETER.findall(semicolon + rest):
-            text = _ESCAPE.sub(r"\1", value[1:].removesuffix('"')) if value.startswith('"') else value.strip()
-            parameters[name.lower()] = text.lower() if name.lower() == "charset" else text
-        parameters.pop("boundary", None)
-        if parameters.get("charset") in _UTF_8:
-            del parameters["charset"]
-        return ";".join([kind, *(f"{name}={parameters[name]}" for name in sorted(parameters))])
+        return _spell_media_type(self.headers.get("content-type", ""))
+
+
+@lru_cache(maxsize=64)
+def _spell_media_type(content_type: str) -> str:
+    kind, semicolon, rest = content_type.partition(";")
+    kind = kind.strip().lower()
+    if not semicolon:
+        return kind
+    parameters: dict[str, str] = {}
+    for name, value in _PARAMETER.findall(semicolon + rest):
+        text = _ESCAPE.sub(r"\1", value[1:].removesuffix('"')) if value.startswith('"') else value.strip()
+        parameters[name.lower()] = text.lower() if name.lower() == "charset" else text
+    parameters.pop("boundary", None)
+    if parameters.get("charset") in _UTF_8:
+        del parameters["charset"]
+    return ";".join([kind, *(f"{name}={parameters[name]}" for name in sorted(parameters))])

@@ -16,7 +16,7 @@ from idemgate_http.options import HttpOptions
 from idemgate_http.request import Request
 from idemgate_http.response import NEVER_KEPT, REPLAYABLE, pack, unpack
 
-from idemgate import Gate
+from idemgate import Gate, InvalidArgument
 
 PARTS = st.tuples(*[st.text(max_size=6)] * 4)
 TYPED = st.tuples(
@@ -30,8 +30,16 @@ VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20
 
 @given(TYPED, TYPED)
 @example((7, "", "", ""), ("7", "", "", ""))
+@example(("\ud800", "", "", ""), ("\udcc3\udca9", "", "", ""))
+@example(("\udcc3\udca9", "", "", ""), ("é", "", "", ""))
+@example(("", "", "", "\udcc3\udca9"), ("", "", "", "é"))
 def test_different_requests_have_different_records(one: Any, other: Any) -> None:
     assert (record_key(*one) == record_key(*other)) == (one == other)
+
+
+def test_a_caller_that_python_cannot_write_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"caller.*int of 16610 bits.*hash"):
+        record_key(10**5000, "POST", "/pay", "k")
 
 
 @given(PARTS, st.integers(0, 2), st.integers(1, 5))

@@ -189,9 +189,24 @@ def test_callers_methods_and_paths_have_their_own_keys(serve: Serve, effects: Ef
     assert all("idempotent-replayed" not in answer.headers for answer in answers)
 
 
+class Masked(str):
+    """A token that keeps itself out of logs."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "Token(***)"
+
+
+class MaskedId(UUID):
+    def __str__(self) -> str:
+        return "Id(***)"
+
+
 def test_callers_of_two_types_have_their_own_keys(serve: Serve, effects: Effects) -> None:
     number, uuid = UUID(int=7), str(UUID(int=7))
     callers: list[Any] = [7, "7", number, uuid, "i1:7", "u36:" + uuid]
+    callers += [Masked("anna"), Masked("bob"), MaskedId(int=8), MaskedId(int=9), "\ud800", "\udcc3\udca9", "é"]
     client = serve(effects, caller=lambda request: callers[int(request.headers["x-who"])])
     for _ in range(2):
         answers = [client.post(headers={"x-who": str(who)}).content for who in range(len(callers))]
@@ -209,7 +224,7 @@ def test_an_unknown_caller_is_refused(serve: Serve, effects: Effects) -> None:
 
 
 def test_a_caller_function_that_fails_runs_nothing(serve: Serve, effects: Effects) -> None:
-    callers: list[Any] = [lambda request: 1 / 0, lambda request: object(), lambda request: True]
+    callers: list[Any] = [lambda _: 1 / 0, lambda _: object(), lambda _: True, lambda _: 10**5000]
     for caller in callers:
         assert serve(effects, caller=caller).post().status_code == 500
     assert not effects.calls
