@@ -507,6 +507,53 @@ async def test_a_gate_goes_on_after_its_supervisor_was_killed(
 
 
 @one_program
+@pytest.mark.parametrize("kept", [True, False], ids=["directory", "temporary"])
+def test_a_server_that_does_not_start_again_at_once_is_tried_again(
+    program: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"embedded://{tmp_path}/data" if kept else "embedded://"
+    embedded._close_shared()
+    try:
+        with Gate(url, namespace="test", timeout="20s") as gate:
+            assert gate.first("before", "1h")
+            server = embedded.shared_server(url)
+            # When its supervisor is killed while the program cannot be executed
+            with monkeypatch.context() as patch:
+                patch.setenv(embedded.ENVIRONMENT, "/bin/false")
+                os.kill(server.supervisor_pid, signal.SIGKILL)
+                wait_until(lambda: caplog.text.count("did not start again") >= 2)
+            # Then it runs on its data soon after the program can be executed again
+            assert not gate.first("before", "1h")
+    finally:
+        embedded._close_shared()
+    assert Path(server.directory).exists() == kept
+
+
+@one_program
+def test_a_directory_that_is_gone_is_not_made_again_by_the_watch(
+    program: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, moved = tmp_path / "data", tmp_path / "moved"
+    url = f"embedded://{data}"
+    embedded._close_shared()
+    try:
+        with Gate(url, namespace="test", timeout="20s") as gate:
+            assert gate.first("before", "1h")
+            supervisor_pid = embedded.shared_server(url).supervisor_pid
+            data.rename(moved)
+            os.kill(supervisor_pid, signal.SIGKILL)
+            wait_until(lambda: "was moved or deleted" in caplog.text)
+            assert not data.exists()
+            # And a gate that is opened on the old path gets a new directory, at once
+            with Gate(url, namespace="test", timeout="20s") as another:
+                assert another.first("before", "1h")
+            with Gate(f"embedded://{moved}", namespace="test", timeout="20s") as same:
+                assert not same.first("before", "1h")
+    finally:
+        embedded._close_shared()
+
+
+@one_program
 def test_a_server_left_without_supervisor_is_shut_down_first(program: str, tmp_path: Path) -> None:
     # Given a server that holds the directory's lock without a supervisor: what a kill leaves without prctl
     run = tmp_path / "run"

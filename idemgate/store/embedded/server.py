@@ -44,6 +44,8 @@ log = logging.getLogger("idemgate.embedded")
 
 ENVIRONMENT = "IDEMGATE_SERVER"
 MIN_VERSION = (6, 2)
+MAX_PAUSE = 5.0
+"""Seconds between two tries to start the server again after its supervisor was killed."""
 FIXES = f"""\
 Do one of these:
   apt-get install redis-server (or valkey-server, or brew install valkey): the server is found on PATH
@@ -248,6 +250,7 @@ class Embedded:
         self._supervisor = state["supervisor"]
         self._owner = os.getpid()
         self._hold: socket.socket | None = hold
+        self._abandoned = False
         self._closing = threading.Event()
         self._watch = _connect(self._home, "watch")
         if self._watch:
@@ -287,17 +290,23 @@ class Embedded:
     @property
     def closed(self) -> bool:
         """Return whether this hold was closed."""
-        return self._hold is None
+        return self._hold is None and not self._abandoned
+
+    @property
+    def is_watched(self) -> bool:
+        """Return whether a thread waits for the reports of its supervisor."""
+        return self._watch is not None
 
     def is_watched_by(self, watch: socket.socket) -> bool:
-        """Return whether this hold is open, and that connection reports on its supervisor."""
-        return self._hold is not None and self._watch is watch
+        """Return whether this hold was not closed, and that connection reports on its supervisor."""
+        return not self.closed and self._watch is watch
 
     def abandon(self) -> None:
         """Close the connections to a dead supervisor, and leave the files to its successor."""
         self._closing.set()
         hold, self._hold = self._hold, None
         if hold is not None:
+            self._abandoned = True
             hold.close()
 
     def close(self) -> None:
@@ -308,6 +317,9 @@ class Embedded:
         """
         hold, self._hold = self._hold, None
         if hold is None:
+            abandoned, self._abandoned = self._abandoned, False
+            if abandoned and self.temporary and os.getpid() == self._owner:  # no successor has started
+                self._delete_files()
             return
         self._closing.set()
         if os.getpid() != self._owner:
@@ -320,8 +332,7 @@ class Embedded:
         if waiting is None:
             _shut_down_orphan(self._home)
             if self.temporary:
-                shutil.rmtree(self._home, ignore_errors=True)
-                shutil.rmtree(self.directory, ignore_errors=True)
+                self._delete_files()
         else:
             with waiting, contextlib.suppress(OSError):
                 waiting.settimeout(supervisor.STOP_TIMEOUT + 5)
@@ -330,6 +341,10 @@ class Embedded:
         if self._watch:
             with contextlib.suppress(OSError):
                 self._watch.shutdown(socket.SHUT_RDWR)  # ends the thread, which closes the socket
+
+    def _delete_files(self) -> None:
+        shutil.rmtree(self._home, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -342,7 +357,7 @@ class Embedded:
             self._closing.set()
 
     def __repr__(self) -> str:
-        state = "closed" if self._hold is None else f"{Path(self.binary.path).name} {self.binary.version}"
+        state = "closed" if self.closed else f"{Path(self.binary.path).name} {self.binary.version}"
         return f"<Embedded {state} in {self.directory}>"
 
 
@@ -371,8 +386,9 @@ def _start_in(home: Path, timeout: float, *, temporary: bool) -> Embedded:
             return server
         if monotonic() > give_up_at:
             raise StoreError(
-                f"{home} is in use, and its supervisor did not accept a connection within {timeout:g} s: "
-                f"it belongs to another user or another container. Stop that server, or use another directory"
+                f"{home} is in use, and its supervisor did not accept a connection within {timeout:g} s: the server "
+                f"belongs to another user or container, or the directory was moved, or linked to another one, while "
+                f"the server ran. Stop that server, or use another directory"
             )
         if run := _run_directory(home):
             _shut_down_orphan(run)
@@ -464,6 +480,9 @@ def _wait_ready(home: Path, hold: socket.socket, timeout: float, verb: str, *, t
             raise StoreError(state["text"])
         undo.pop_all()
     server = Embedded(home, hold, state, temporary=temporary)
+    if not server.is_watched:  # its supervisor has been killed since
+        server.abandon()
+        return None
     program, keeps = server.binary, "temporary, in" if temporary else "data in"
     where = (server.url, keeps, server.directory)
     log.info("%s %s %s (from %s): %s, %s %s", verb, program.path, program.version, program.source, *where)
@@ -501,24 +520,37 @@ def shared_server(url: str) -> Embedded:
 
 def _start_again(name: str | None, server: Embedded) -> Embedded:
     """Start the server of a dead supervisor again on its data. The gates that use its socket go on."""
-    if server.closed:
-        return start(name)
+    home, closed = Path(server.directory), server.closed
     server.abandon()
-    return _start_in(Path(server.directory), 10.0, temporary=server.temporary)
+    if closed or not home.is_dir():
+        return start(name)
+    return _start_in(home, 10.0, temporary=server.temporary)
 
 
 def _watch_supervisor(watch: socket.socket, closing: threading.Event, directory: str) -> None:
     """Log what the supervisor reports. If it is killed, start the server of this process again."""
     if not _log_events(watch, closing, directory):
         return
-    with _shared_lock:
-        for name, server in _shared.items():
-            if server.is_watched_by(watch):
-                try:
-                    _shared[name] = _start_again(name, server)
-                except (InvalidArgument, NotConfigured, StoreError):
-                    log.exception("the embedded server in %s did not start again", directory)
+    pause = 0.1
+    while True:
+        with _shared_lock:
+            found = [(name, server) for name, server in _shared.items() if server.is_watched_by(watch)]
+            if not found:
                 return
+            if not Path(directory).is_dir():
+                log.error("the directory %s of the embedded server was moved or deleted. Open a gate on its new path",
+                          directory)  # fmt: skip
+                return
+            try:
+                for name, server in found:
+                    _shared[name] = _start_again(name, server)
+            except (InvalidArgument, NotConfigured, StoreError) as error:
+                log.error("the embedded server in %s did not start again. The next try is in %g s: %s",  # noqa: TRY400
+                          directory, pause, error)  # fmt: skip
+            else:
+                return
+        time.sleep(pause)
+        pause = min(2 * pause, MAX_PAUSE)
 
 
 def _log_events(watch: socket.socket, closing: threading.Event, directory: str) -> bool:
