@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 from idemgate.subscribers.expiry.rules import add_event_flags, missing
 
-__all__ = ["OLDEST", "Check", "Seen", "State", "diagnose", "durable", "notifications"]
+__all__ = ["OLDEST", "Check", "CheckState", "Seen", "diagnose", "durable", "notifications"]
 
-State = Literal["ok", "warning", "error", "skipped"]
+CheckState = Literal["ok", "warning", "error", "skipped"]
 OLDEST = (6, 2)
 APART = 5.0
 """The maximum difference of the client's and the server's clock in seconds. Beyond it, `at=` is ambiguous."""
@@ -22,7 +22,7 @@ class Check(NamedTuple):
     """One line of the diagnosis. `mend` is the command or setting that repairs the problem."""
 
     name: str
-    state: State
+    state: CheckState
     what: str
     mend: str = ""
 

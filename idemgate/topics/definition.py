@@ -19,7 +19,7 @@ from idemgate.guard.current import Execution
 from idemgate.store.context import Context
 from idemgate.topics.deliveries import Settlement, nack_items
 from idemgate.topics.merge import Merge
-from idemgate.topics.messages import Delivery, Forward, Outcome, Trigger, decode_trigger, encode_trigger
+from idemgate.topics.messages import Delivery, Forward, SettleOutcome, Trigger, decode_trigger, encode_trigger
 from idemgate.topics.policy import Policy, diff_policies, find_newer, from_stored, merge_declarations, slots_of
 from idemgate.topics.recurring import Misfire, RecurringTrigger, build_recurring
 from idemgate.topics.slots import OpenReply, open_topic, stored_policy
@@ -488,9 +488,9 @@ def note_extension(deliveries: Sequence[Delivery[Any]], outcomes: list[str]) -> 
     return outcomes
 
 
-def match_outcomes(deliveries: Deliveries, outcomes: list[str]) -> Outcome | list[Outcome]:
+def match_outcomes(deliveries: Deliveries, outcomes: list[str]) -> SettleOutcome | list[SettleOutcome]:
     """Return one outcome for one delivery, and a list for a sequence."""
-    checked = cast("list[Outcome]", outcomes)
+    checked = cast("list[SettleOutcome]", outcomes)
     return checked[0] if isinstance(deliveries, Delivery) else checked
 
 

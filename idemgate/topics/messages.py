@@ -33,12 +33,12 @@ __all__ = [
     "REASONS",
     "Delivery",
     "Message",
-    "Outcome",
     "PackedMessage",
     "Peek",
     "Reason",
     "Receipt",
     "ReceiptStatus",
+    "SettleOutcome",
     "SettledAndTaken",
     "Stats",
     "Taken",
@@ -53,7 +53,7 @@ __all__ = [
     "to_triggers",
 ]
 
-Outcome = Literal["ok", "dead", "cancelled", "lost"]
+SettleOutcome = Literal["ok", "dead", "cancelled", "lost"]
 ReceiptStatus = Literal["scheduled", "merged", "replaced", "dropped", "duplicate"]
 
 

@@ -157,6 +157,8 @@ def policy_from(function: str, options: TopicOptions) -> tuple[Policy, bool]:
     """Return the policy of these options, and whether it is the default one. Raises InvalidArgument, TypeError."""
     if unknown := options.keys() - TopicOptions.__annotations__.keys():
         raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
+    if not options:
+        return DEFAULT, True
     policy = policy_of(**options)
     return policy, policy.pack_stored() == DEFAULT.pack_stored()
 

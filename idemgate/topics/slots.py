@@ -8,6 +8,7 @@ from dataclasses import replace
 from random import randrange
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
+from idemgate import lua
 from idemgate.core import keys
 from idemgate.core.calls import BATCH, Arg, Batch, Call, call, new_id, split_batches, stamp, text
 from idemgate.core.clock import Clock
@@ -108,7 +109,7 @@ class SlotsChanged(NamedTuple):
 class BaseCalls:
     """The part of `TopicCalls` that every kind of call uses."""
 
-    __slots__ = ("_policy", "_rules", "adopt", "clock", "codec", "name", "namespace", "policy")
+    __slots__ = ("_policy", "_rules", "_serials", "adopt", "clock", "codec", "name", "namespace", "policy")
 
     def __init__(
         self,
@@ -131,6 +132,7 @@ class BaseCalls:
         self.adopt = adopt
         self._policy = policy.for_scripts()
         self._rules = policy.for_triggers()
+        self._serials = policy.result_retention is not None  # replies name the last serial before them: see `Ticket`
 
     def keys(self, slot: int) -> tuple[bytes, ...]:
         """Return the Redis keys of a slot, in the order that scripts expect."""
@@ -212,10 +214,9 @@ class BaseCalls:
     ) -> Call[Any]:
         if script in _USE_RESULTS:
             more = self.result_keys(slot)
-        request = call(f"topics/{script}", (*self.keys(slot), *more), (stamp(self.clock), *args), read)
-        if rebuild is not None:
-            request.redirect = SlotRedirect(self, slot, rebuild)
-        return request
+        redirect = None if rebuild is None else SlotRedirect(self, slot, rebuild)
+        args = (stamp(self.clock), *args)
+        return Call(lua.script(f"topics/{script}"), (*self.keys(slot), *more), args, read, redirect)
 
     def _answer_change(self, build: Callable[[int], Call[Any]]) -> Rebuild:
         """Return a function that answers SlotsChanged for another layout. For this one `build` makes the call again."""

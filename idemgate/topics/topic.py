@@ -29,7 +29,7 @@ from idemgate.topics.definition import (
     to_deliveries,
 )
 from idemgate.topics.deliveries import Settlement, plan_trim, split_oversize
-from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Trigger, to_triggers
+from idemgate.topics.messages import Delivery, Peek, Receipt, SettleOutcome, Stats, Trigger, to_triggers
 from idemgate.topics.policy import Policy, check_slots
 from idemgate.topics.registry import find_entry
 from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult, plan_delete, plan_reshard
@@ -74,9 +74,10 @@ class Topic(BaseTopic[Sent, Delivered]):
 
     def run(self, build: Callable[[TopicCalls], Call[T]]) -> T:
         """Run one call. It is built before the topic is created, so that invalid input writes nothing."""
-        if self.definition.calls is None:
+        calls = self.definition.calls
+        if calls is None:
             build(self.definition.build_calls())
-        calls = self.open()
+            calls = self.open()
         return self.definition.context.link.run(build(calls))
 
     def trigger(
@@ -258,10 +259,10 @@ class Topic(BaseTopic[Sent, Delivered]):
         return removed
 
     @overload
-    def ack(self, deliveries: Delivery[Any], *, result: object = None) -> Outcome: ...
+    def ack(self, deliveries: Delivery[Any], *, result: object = None) -> SettleOutcome: ...
     @overload
-    def ack(self, deliveries: Sequence[Delivery[Any]], *, result: object = None) -> list[Outcome]: ...
-    def ack(self, deliveries: Deliveries, *, result: object = None) -> Outcome | list[Outcome]:
+    def ack(self, deliveries: Sequence[Delivery[Any]], *, result: object = None) -> list[SettleOutcome]: ...
+    def ack(self, deliveries: Deliveries, *, result: object = None) -> SettleOutcome | list[SettleOutcome]:
         """Acknowledge deliveries as done.
 
         Args:
@@ -280,14 +281,14 @@ class Topic(BaseTopic[Sent, Delivered]):
     @overload
     def nack(
         self, deliveries: Delivery[Any], *, items: object = None, delay: Duration | None = None, reason: str = ""
-    ) -> Outcome: ...
+    ) -> SettleOutcome: ...
     @overload
     def nack(
         self, deliveries: Sequence[Delivery[Any]], *, delay: Duration | None = None, reason: str = ""
-    ) -> list[Outcome]: ...
+    ) -> list[SettleOutcome]: ...
     def nack(
         self, deliveries: Deliveries, *, items: object = None, delay: Duration | None = None, reason: str = ""
-    ) -> Outcome | list[Outcome]:
+    ) -> SettleOutcome | list[SettleOutcome]:
         """Report a failure, so that the message is retried. Triggers that arrived meanwhile are merged into it.
 
         Args:
@@ -307,10 +308,10 @@ class Topic(BaseTopic[Sent, Delivered]):
         return self._settle(deliveries, self._build_nacks(deliveries, items, delay, reason))
 
     @overload
-    def bury(self, deliveries: Delivery[Any], *, reason: str = "") -> Outcome: ...
+    def bury(self, deliveries: Delivery[Any], *, reason: str = "") -> SettleOutcome: ...
     @overload
-    def bury(self, deliveries: Sequence[Delivery[Any]], *, reason: str = "") -> list[Outcome]: ...
-    def bury(self, deliveries: Deliveries, *, reason: str = "") -> Outcome | list[Outcome]:
+    def bury(self, deliveries: Sequence[Delivery[Any]], *, reason: str = "") -> list[SettleOutcome]: ...
+    def bury(self, deliveries: Deliveries, *, reason: str = "") -> SettleOutcome | list[SettleOutcome]:
         """Give up deliveries: move them to the dead letters without another attempt.
 
         Args:
@@ -323,10 +324,10 @@ class Topic(BaseTopic[Sent, Delivered]):
         return self._settle(deliveries, self._build_settlements("bury", deliveries, reason=reason))
 
     @overload
-    def release(self, deliveries: Delivery[Any]) -> Outcome: ...
+    def release(self, deliveries: Delivery[Any]) -> SettleOutcome: ...
     @overload
-    def release(self, deliveries: Sequence[Delivery[Any]]) -> list[Outcome]: ...
-    def release(self, deliveries: Deliveries) -> Outcome | list[Outcome]:
+    def release(self, deliveries: Sequence[Delivery[Any]]) -> list[SettleOutcome]: ...
+    def release(self, deliveries: Deliveries) -> SettleOutcome | list[SettleOutcome]:
         """Return deliveries that were never started. The attempt does not count.
 
         Args:
@@ -338,10 +339,10 @@ class Topic(BaseTopic[Sent, Delivered]):
         return self._settle(deliveries, self._build_settlements("return", deliveries))
 
     @overload
-    def extend(self, deliveries: Delivery[Any], lease: Duration | None = None) -> Outcome: ...
+    def extend(self, deliveries: Delivery[Any], lease: Duration | None = None) -> SettleOutcome: ...
     @overload
-    def extend(self, deliveries: Sequence[Delivery[Any]], lease: Duration | None = None) -> list[Outcome]: ...
-    def extend(self, deliveries: Deliveries, lease: Duration | None = None) -> Outcome | list[Outcome]:
+    def extend(self, deliveries: Sequence[Delivery[Any]], lease: Duration | None = None) -> list[SettleOutcome]: ...
+    def extend(self, deliveries: Deliveries, lease: Duration | None = None) -> SettleOutcome | list[SettleOutcome]:
         """Extend the leases of deliveries (heartbeat).
 
         Args:
@@ -486,14 +487,15 @@ class Topic(BaseTopic[Sent, Delivered]):
         """Add event ids to the triggers of a guarded run. This opens the topic, because its stored policy decides."""
         if self.definition.calls is None:
             self.definition.build_calls().trigger_many(triggers)  # invalid input must write nothing
-        merge = (self.open()).policy.merge
+        merge = self.open().policy.merge
         return add_event_ids(triggers, execution, self.name, merge)
 
     def _run_all(self, build: Callable[[TopicCalls], Batch[T]]) -> T:
-        if self.definition.calls is None:
+        calls = self.definition.calls
+        if calls is None:
             build(self.definition.build_calls())
-        calls = self.open()
+            calls = self.open()
         return self.definition.context.link.run_all(build(calls))
 
-    def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> Outcome | list[Outcome]:
+    def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> SettleOutcome | list[SettleOutcome]:
         return match_outcomes(deliveries, self._run_all(lambda calls: calls.settle_many(settlements)))

@@ -31,7 +31,7 @@ from idemgate.topics.definition import (
     to_deliveries,
 )
 from idemgate.topics.deliveries import Settlement, plan_trim, split_oversize
-from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Trigger, to_triggers
+from idemgate.topics.messages import Delivery, Peek, Receipt, SettleOutcome, Stats, Trigger, to_triggers
 from idemgate.topics.policy import check_slots
 from idemgate.topics.registry import find_entry
 from idemgate.topics.reshard import (
@@ -74,9 +74,10 @@ class AioTopic(BaseTopic[Sent, Delivered]):
 
     async def run(self, build: Callable[[TopicCalls], Call[T]]) -> T:
         """Run one call. See `Topic.run`."""
-        if self.definition.calls is None:
+        calls = self.definition.calls
+        if calls is None:
             build(self.definition.build_calls())
-        calls = await self.open()
+            calls = await self.open()
         return await self.definition.context.aio_link.run(build(calls))
 
     async def trigger(
@@ -100,9 +101,10 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         )
         if event_id is None and (execution := current_claim()) is not None:
             (trigger,) = await self._add_event_ids([trigger], execution)
-        if self.definition.calls is None:
+        calls = self.definition.calls
+        if calls is None:
             self.definition.build_calls().pack_trigger(trigger)
-        calls = await self.open()
+            calls = await self.open()
         return await self._coalescer().add(calls, calls.pack_trigger(trigger))
 
     async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, Sent]]) -> list[Receipt]:
@@ -170,48 +172,52 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         return removed
 
     @overload
-    async def ack(self, deliveries: Delivery[Any], *, result: object = None) -> Outcome: ...
+    async def ack(self, deliveries: Delivery[Any], *, result: object = None) -> SettleOutcome: ...
     @overload
-    async def ack(self, deliveries: Sequence[Delivery[Any]], *, result: object = None) -> list[Outcome]: ...
-    async def ack(self, deliveries: Deliveries, *, result: object = None) -> Outcome | list[Outcome]:
+    async def ack(self, deliveries: Sequence[Delivery[Any]], *, result: object = None) -> list[SettleOutcome]: ...
+    async def ack(self, deliveries: Deliveries, *, result: object = None) -> SettleOutcome | list[SettleOutcome]:
         """Acknowledge deliveries as done. See `Topic.ack`."""
         return await self._settle(deliveries, self._build_acks(deliveries, result))
 
     @overload
     async def nack(
         self, deliveries: Delivery[Any], *, items: object = None, delay: Duration | None = None, reason: str = ""
-    ) -> Outcome: ...
+    ) -> SettleOutcome: ...
     @overload
     async def nack(
         self, deliveries: Sequence[Delivery[Any]], *, delay: Duration | None = None, reason: str = ""
-    ) -> list[Outcome]: ...
+    ) -> list[SettleOutcome]: ...
     async def nack(
         self, deliveries: Deliveries, *, items: object = None, delay: Duration | None = None, reason: str = ""
-    ) -> Outcome | list[Outcome]:
+    ) -> SettleOutcome | list[SettleOutcome]:
         """Report a failure, so that the message is retried. See `Topic.nack`."""
         return await self._settle(deliveries, self._build_nacks(deliveries, items, delay, reason))
 
     @overload
-    async def bury(self, deliveries: Delivery[Any], *, reason: str = "") -> Outcome: ...
+    async def bury(self, deliveries: Delivery[Any], *, reason: str = "") -> SettleOutcome: ...
     @overload
-    async def bury(self, deliveries: Sequence[Delivery[Any]], *, reason: str = "") -> list[Outcome]: ...
-    async def bury(self, deliveries: Deliveries, *, reason: str = "") -> Outcome | list[Outcome]:
+    async def bury(self, deliveries: Sequence[Delivery[Any]], *, reason: str = "") -> list[SettleOutcome]: ...
+    async def bury(self, deliveries: Deliveries, *, reason: str = "") -> SettleOutcome | list[SettleOutcome]:
         """Give up deliveries: move them to the dead letters. See `Topic.bury`."""
         return await self._settle(deliveries, self._build_settlements("bury", deliveries, reason=reason))
 
     @overload
-    async def release(self, deliveries: Delivery[Any]) -> Outcome: ...
+    async def release(self, deliveries: Delivery[Any]) -> SettleOutcome: ...
     @overload
-    async def release(self, deliveries: Sequence[Delivery[Any]]) -> list[Outcome]: ...
-    async def release(self, deliveries: Deliveries) -> Outcome | list[Outcome]:
+    async def release(self, deliveries: Sequence[Delivery[Any]]) -> list[SettleOutcome]: ...
+    async def release(self, deliveries: Deliveries) -> SettleOutcome | list[SettleOutcome]:
         """Return deliveries that were never started. See `Topic.release`."""
         return await self._settle(deliveries, self._build_settlements("return", deliveries))
 
     @overload
-    async def extend(self, deliveries: Delivery[Any], lease: Duration | None = None) -> Outcome: ...
+    async def extend(self, deliveries: Delivery[Any], lease: Duration | None = None) -> SettleOutcome: ...
     @overload
-    async def extend(self, deliveries: Sequence[Delivery[Any]], lease: Duration | None = None) -> list[Outcome]: ...
-    async def extend(self, deliveries: Deliveries, lease: Duration | None = None) -> Outcome | list[Outcome]:
+    async def extend(
+        self, deliveries: Sequence[Delivery[Any]], lease: Duration | None = None
+    ) -> list[SettleOutcome]: ...
+    async def extend(
+        self, deliveries: Deliveries, lease: Duration | None = None
+    ) -> SettleOutcome | list[SettleOutcome]:
         """Extend the leases of deliveries. See `Topic.extend`."""
         lease_ms = None if lease is None else milliseconds(lease, "lease")
         checked = to_deliveries(deliveries)
@@ -289,12 +295,15 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         return add_event_ids(triggers, execution, self.name, merge)
 
     async def _run_all(self, build: Callable[[TopicCalls], Batch[T]]) -> T:
-        if self.definition.calls is None:
+        calls = self.definition.calls
+        if calls is None:
             build(self.definition.build_calls())
-        calls = await self.open()
+            calls = await self.open()
         return await self.definition.context.aio_link.run_all(build(calls))
 
-    async def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> Outcome | list[Outcome]:
+    async def _settle(
+        self, deliveries: Deliveries, settlements: list[Settlement]
+    ) -> SettleOutcome | list[SettleOutcome]:
         return match_outcomes(deliveries, await self._run_all(lambda calls: calls.settle_many(settlements)))
 
     def _coalescer(self) -> _TriggerCoalescer:

@@ -38,18 +38,13 @@ class TriggerCalls(BaseCalls):
 
     __slots__ = ()
 
-    @property
-    def _serials(self) -> bool:
-        """True if replies name the last serial before them, which `Ticket` needs."""
-        return self.policy.result_retention is not None
-
     def trigger(self, trigger: Trigger) -> Call[Receipt]:
         """Build the call for one trigger. Raises InvalidArgument."""
         return self._trigger(new_id(), self.pack_trigger(trigger))
 
     def _trigger(self, request: bytes, packed: PackedTrigger) -> Call[Receipt]:
         key, options, acc, route = packed
-        slot = self.slot_of(route)
+        slot = keys.slot_of(route, self.policy.slots)
         found = self._call(
             "trigger",
             slot,
