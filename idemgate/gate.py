@@ -241,7 +241,8 @@ class Gate:
             key: a template over the arguments, "{event[id]}" or "{order.id}", or `key=` and a callable that gets the
                 same arguments. None: all arguments, which must be storable. It is checked and compiled at decoration.
                 Values count, not how they are written: Decimals 1.0 and 1.00 are one key, and so are 7 and "7". Of a
-                model its class and all its fields count. A method needs a key, because its object is in no argument.
+                model its class and all its fields count. A method needs a key, because its object is in no argument. So
+                do a classmethod, an object with `__call__` and a partial with positional arguments.
             scope: keys of one scope share their record. None: the qualified name of the function. A function without
                 a unique name (a lambda, a partial, an object with `__call__`) needs a scope.
             fingerprint: names of arguments, or a callable. The same key with another fingerprint raises KeyReused.

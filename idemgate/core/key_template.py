@@ -20,7 +20,8 @@ from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from inspect import Parameter, Signature, isabstract, iscoroutinefunction, ismethod, signature
+from functools import partial
+from inspect import Parameter, Signature, isabstract, iscoroutinefunction, ismethod, isroutine, signature
 from string import Formatter
 from types import ModuleType, UnionType
 from typing import Any, Generic, Protocol, TypeVar, cast, get_origin, overload
@@ -28,6 +29,7 @@ from uuid import UUID
 
 from idemgate.core.codec import digest
 from idemgate.core.codec.packing import decimal_text
+from idemgate.core.scopes import qualified_name
 from idemgate.core.validation import type_hints
 from idemgate.errors import InvalidArgument, MissingKey
 
@@ -87,8 +89,8 @@ def compile_key(spec: str | Callable[..., object] | None, func: Callable[..., ob
 
     Args:
         spec: a template, a callable with the function's parameters (`self` first), or None. None uses a hash of all
-            arguments with defaults, without `cls`; they must be of types that the codec supports. A method has an
-            object that this hash cannot hold, so it needs a key.
+            arguments with defaults; they must be of types that the codec supports. A method, a classmethod, an object
+            with `__call__` and a partial hold more than their arguments, so they need a key.
         func: the decorated function.
 
     Raises:
@@ -97,10 +99,12 @@ def compile_key(spec: str | Callable[..., object] | None, func: Callable[..., ob
     if callable(spec):
         return _bound(_Called(_check_callable(spec, "key", func)), func)
     if spec is None:
+        if (held := _find_held(func)) is not None:
+            raise _refuse_held(func, *held)
         arguments = _arguments(func, "key", spec)
-        if arguments.of_method and arguments.names[0] == "self":
-            raise _without_object(func)
-        return _bound(_AllArguments(arguments, func), func)
+        if arguments.of_method:
+            raise _refuse_held(func, *(_OBJECT if arguments.names[0] == "self" else _CLASS))
+        return _AllArguments(arguments, func)
     if not isinstance(spec, str):
         raise InvalidArgument("key", spec, "is neither a template nor a callable", _LIKE)
     return _bound(_template(spec, _arguments(func, "key", spec)), func)
@@ -227,8 +231,8 @@ class _AllArguments:
         self._func = func
 
     def of(self, instance: object, args: Args, kwargs: Kwargs) -> str:
-        if instance is not None and not isinstance(instance, type | ModuleType):  # that of a classmethod is a class
-            raise _without_object(self._func)
+        if instance is not None and not isinstance(instance, ModuleType):
+            raise _refuse_held(self._func, *(_CLASS if isinstance(instance, type) else _OBJECT))
         try:
             return digest(self._arguments.all(instance, args, kwargs), name="arguments").hex()
         except InvalidArgument as error:
@@ -236,11 +240,41 @@ class _AllArguments:
             raise InvalidArgument(error.name, error.value, error.problem, fix) from None
 
 
-def _without_object(func: Callable[..., object]) -> InvalidArgument:
-    name = getattr(func, "__qualname__", repr(func))
-    problem = f"{name} is a method, and the arguments alone do not tell its objects apart"
-    fix = 'Name what identifies the object and the work, as in key="{self.id}:{amount}"'
-    return InvalidArgument("key", None, problem, fix)
+_OBJECT = (
+    "is a method, and the arguments alone do not tell its objects apart",
+    'Name what identifies the object and the work, as in key="{self.id}:{amount}"',
+)
+_CLASS = (
+    "is a classmethod, and the arguments alone do not tell its classes apart",
+    'Name what identifies the class and the work, as in key=lambda cls, day: f"{cls.__name__}:{day}"',
+)
+_CALLED = (
+    "is an object with __call__, and the arguments alone do not tell such objects apart",
+    'Name what identifies the work, as in key=lambda amount: f"{credit.account}:{amount}"',
+)
+_PARTIAL = (
+    "is a partial, and the arguments that it holds do not count",
+    "Decorate the function itself and pass all arguments, or name what identifies the work in key=",
+)
+
+
+def _find_held(func: Any) -> tuple[str, str] | None:
+    """Return the problem and the fix if a callable holds what its arguments do not show, else None.
+
+    What a decorator returned (`__wrapped__`) counts as its function. The keywords of a partial are defaults.
+    """
+    if isinstance(func, partial):
+        return _PARTIAL if func.args or _find_held(func.func) else None
+    if ismethod(func):
+        return _CLASS if isinstance(func.__self__, type) else _OBJECT
+    if isinstance(func, classmethod):
+        return _CLASS
+    is_plain = isroutine(func) or isinstance(func, type | staticmethod) or hasattr(func, "__wrapped__")
+    return None if is_plain else _CALLED
+
+
+def _refuse_held(func: Any, problem: str, fix: str) -> InvalidArgument:
+    return InvalidArgument("key", None, f"{qualified_name(getattr(func, '__func__', func))} {problem}", fix)
 
 
 class _Fingerprint:

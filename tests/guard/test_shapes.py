@@ -188,9 +188,9 @@ async def test_a_key_may_name_the_instance(gate: Gate) -> None:
 
 async def test_without_a_key_all_arguments_count_and_a_method_is_refused(gate: Gate) -> None:
     class Account:
-        @classmethod
+        @staticmethod
         @gate.once()
-        def pay(cls, k: str, *more: int, **others: int) -> int:
+        def pay(k: str, *more: int, **others: int) -> int:
             ran.append(k)
             return len(ran)
 
@@ -212,11 +212,21 @@ async def test_without_a_key_all_arguments_count_and_a_method_is_refused(gate: G
 
     with pytest.raises(InvalidArgument, match="is a method"):
         gate.once(scope="bound")(Plain().pay)
+    held = ((Plain(), "object"), (Plain.open, "classmethod"), (functools.partial(Plain.pay, None), "partial"))
+    for func, kind in held:
+        for decorate in (gate.once(scope="held"), gate.merge(name="held")):
+            with pytest.raises(InvalidArgument, match=rf"is an? {kind}"):
+                decorate(func)
     assert len(ran) == 3
 
 
 class Plain:
     def pay(self, k: str) -> None: ...
+
+    @classmethod
+    def open(cls, k: str) -> None: ...
+
+    def __call__(self, k: str) -> None: ...
 
 
 async def test_methods_of_two_classes_are_two_scopes_and_heirs_share_theirs(gate: Gate) -> None:

@@ -319,10 +319,45 @@ def test_a_method_needs_a_key_because_its_object_is_in_no_argument() -> None:
     compiled = compile_key(None, lambda this, order: None)
     with pytest.raises(InvalidArgument, match="is a method"):
         compiled.of(Shop(), ("o1",), {})
-    # The class of a classmethod is its scope, and a staticmethod has no object
-    of_class, of_none = (compile_key(None, Shop.__dict__[name]) for name in ("open", "check"))
-    assert of_class.of(Shop, ("o1",), {}) == of_class.of(Shop, (), {"order": "o1"}) != of_class.of(Shop, ("o2",), {})
+    # A staticmethod has no object
+    of_none = compile_key(None, Shop.__dict__["check"])
     assert of_none.of(None, ("o1",), {}) == of_none.of(None, (), {"order": "o1"}) != of_none.of(None, ("o2",), {})
+
+
+class Credit:
+    def __init__(self, account: str) -> None:
+        self.account = account
+
+    def __call__(self, amount: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("func", "says"),
+    [
+        (Credit("ann"), r"Credit is an object with __call__.*key=lambda amount"),
+        (functools.partial(pair, "ann"), r"pair is a partial, and the arguments that it holds do not count.*Decorate"),
+        (functools.partial(functools.partial(pair, "ann"), b=1), "pair is a partial"),
+        (functools.partial(Shop().pay, amount=1), "is a partial"),
+        (functools.partial(Credit("ann"), amount=1), "is a partial"),
+        (Shop.__dict__["open"], r"Shop\.open is a classmethod.*key=lambda cls"),
+        (Shop.open, "is a classmethod"),
+        (Shop.__dict__["open"].__func__, "is a classmethod"),
+    ],
+)
+def test_what_holds_more_than_its_arguments_needs_a_key(func: Any, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        compile_key(None, func)
+    assert compile_key(lambda *args, **named: "k", func).of(None, (1,), {}) == "k"
+
+
+def test_a_function_that_holds_nothing_else_needs_no_key() -> None:
+    named = functools.partial(pair, b="2")  # a keyword is a default, which counts
+    assert len({compile_key(None, one).of(None, (1,), {}) for one in (named, functools.partial(pair, b="3"))}) == 2
+    cached = functools.cache(pair)
+    assert compile_key(None, cached).of(None, (1,), {}) == compile_key(None, pair).of(None, (1,), {})
+    # Of which class a classmethod is, may be known at its first call only
+    with pytest.raises(InvalidArgument, match="is a classmethod"):
+        compile_key(None, lambda this, order: None).of(Shop, ("o1",), {})
 
 
 def test_self_and_cls_can_be_named() -> None:
