@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Any
 
 from benchmarks.measuring import Row
@@ -11,7 +10,7 @@ from benchmarks.peers.speak import payload
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started
 from idemgate import Gate, Trigger
-from idemgate.lua import script
+from idemgate.lua import names, script
 from idemgate.topics.deliveries import Settlement
 from idemgate.worker.consumer import BATCH
 
@@ -172,10 +171,7 @@ def _note(server: Any, found: dict[str, Row], of: str) -> None:
 
 def _names() -> dict[bytes, str]:
     """Every script by its digest."""
-    home = files("idemgate") / "lua"
-    rooms = [room for room in home.iterdir() if room.is_dir() and room.name not in ("lib", "__pycache__")]
-    names = [f"{room.name}/{file.name[:-4]}" for room in rooms for file in room.iterdir() if file.name.endswith(".lua")]
-    return {_bytes(script(name).sha): name for name in names}
+    return {_bytes(script(name).sha): name for name in names()}
 
 
 def _bytes(sha: str | bytes) -> bytes:

@@ -38,7 +38,7 @@ def findings(names: list[str]) -> list[str]:
         words += ["--no-unused-secondaries"]
         told = subprocess.run(["luacheck", *words, "--", folder], capture_output=True, text=True, check=False).stdout
         for path, number, what in {*_REPORT.findall(told)}:
-            reports[lines[Path(path.strip()).stem.replace(".", "/", 1)][int(number) - 1], what] += 1
+            reports[lines[Path(path.strip()).stem.replace(".", "/")][int(number) - 1], what] += 1
     return sorted(f"{place}: {what}" for (place, what), n in reports.items() if n >= scripts[place])
 
 

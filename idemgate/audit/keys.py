@@ -36,7 +36,7 @@ __all__ = [
 
 
 _LEFT = b"9007199254740991 "
-"""The value that marks a member as left for one minute (`lua/members/leave.lua`)."""
+"""The value that marks a member as left for one minute (`membership/scripts/leave.lua`)."""
 MAX_SLOTS = 16_384
 """The maximum number of slots of a topic."""
 _SIZE = re.compile(rb"[1-9][0-9]{0,4}")
@@ -101,7 +101,7 @@ def _check_value(name: str, kind: bytes, data: bytes, codec: Codec) -> Iterator[
 
 
 def check_page(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding]:
-    """Check one page of a dedup set (`lua/lib/dedup/pages.lua`): its head can be decoded, and it expires."""
+    """Check one page of a dedup set (`dedup/scripts/lib/pages.lua`): its head can be decoded, and it expires."""
     try:
         fields: Any = msgpack.unpackb(head or b"")
     except ValueError:
@@ -115,7 +115,7 @@ def check_page(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding
 
 
 def check_results(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding]:
-    """Check one period of results of deliveries (`lua/lib/slot/store_result.lua`): its number, and that it expires."""
+    """Check one period of results (`topics/scripts/lib/slot/store_result.lua`): its number, and that it expires."""
     if not (head or b"").isdigit():
         yield Finding("undecodable", text(key), "it holds no results: its period cannot be read")
     if left_ms < 0:
@@ -179,7 +179,7 @@ def check_slot_counts(registry: bytes, name: bytes, noted: bytes) -> Iterator[Fi
 def parse_slot_counts(noted: bytes) -> list[int] | None:
     """Return the slot counts in a text separated by spaces; None if it is invalid.
 
-    Same format as in `lua/lib/validate/parse_reshard_mark.lua`.
+    Same format as in `topics/scripts/lib/validate/parse_reshard_mark.lua`.
     """
     words = noted.split()
     good = all(_SIZE.fullmatch(word) and int(word) <= MAX_SLOTS for word in words)
@@ -187,7 +187,7 @@ def parse_slot_counts(noted: bytes) -> list[int] | None:
 
 
 def check_scopes(key: bytes, fields: Mapping[bytes, bytes]) -> Iterator[Finding]:
-    """Check the longest retention of each scope (`lua/guard/register.lua`)."""
+    """Check the longest retention of each scope (`guard/scripts/register.lua`)."""
     for scope, retention in fields.items():
         if not (retention.isdigit() and 0 < int(retention) <= LONGEST_MS):
             what = f"the retention of scope {quote_name(scope)} is no number of ms: {quote_name(retention)}"

@@ -38,7 +38,7 @@ class Role(NamedTuple):
 _LISTENS = "SUBSCRIBE UNSUBSCRIBE"
 _TRIMS = "XINFO|GROUPS XPENDING XTRIM"
 """The commands that trim the streams into which a topic forwards."""
-_OPENS = ("topics/open", "topics/policy", "reshard/reopen")
+_OPENS = ("topics/open", "topics/policy", "topics/reshard/reopen")
 """The scripts that open a topic, at its first use and after a slot has moved. A deleted topic is created again."""
 _SEES = ("topics/peek", "topics/registry", "topics/stats")
 _PUTS = (
@@ -62,13 +62,20 @@ ROLES = {
     ),
     "worker": Role(
         "takes from topics, handles, forwards, redrives; a member of a group of workers",
-        [*_PUTS, *_WORKS, "members/heartbeat", "members/leave", "members/list"],
+        [*_PUTS, *_WORKS, "membership/heartbeat", "membership/leave", "membership/list"],
         f"{_LISTENS} {_TRIMS}",
         ["topics", "members"],
     ),
     "subscriber": Role(
         "consumes Pub/Sub, streams, lists and expired keys; name their --keys and --channels",
-        ["expiry/ttl", "lists/renew", "lists/settle", "lists/take", "streams/leave", "streams/renew"],
+        [
+            "subscribers/expiry/ttl",
+            "subscribers/lists/renew",
+            "subscribers/lists/settle",
+            "subscribers/lists/take",
+            "subscribers/streams/leave",
+            "subscribers/streams/renew",
+        ],
         "SUBSCRIBE PSUBSCRIBE ROLE SCAN BLMOVE "
         "XACK XADD XAUTOCLAIM XCLAIM XGROUP|CREATE XINFO|CONSUMERS XPENDING XREADGROUP XTRIM",
         [],
@@ -76,7 +83,7 @@ ROLES = {
     "viewer": Role(
         "reads only: inspect, peek, stats, dead letters, list of topics",
         ["guard/inspect", *_LOOKS],
-        "HGETALL ZRANGEBYSCORE",  # of members/list, whose library writes for others
+        "HGETALL ZRANGEBYSCORE",  # of membership/list, whose library writes for others
         ["records", "topics", "members"],
         heard=False,
     ),

@@ -2,21 +2,21 @@
 
 | key | type | content |
 |---|---|---|
-| `ig2:{<ns>:once:<scope>:<key>}` | string | the record of an idempotency key (`lua/lib/record/format.lua`) |
-| `ig2:{<ns>:scopes}` | hash | scope of records -> longest retention, ms (`lua/guard/register.lua`) |
-| `ig2:{<ns>:dedup:<scope>:<shard>}:0`, `:1` | hash | the two pages of a dedup shard (`lua/lib/dedup/pages.lua`) |
+| `ig2:{<ns>:once:<scope>:<key>}` | string | the record of an idempotency key (`guard/scripts/lib/format.lua`) |
+| `ig2:{<ns>:scopes}` | hash | scope of records -> longest retention, ms (`guard/scripts/register.lua`) |
+| `ig2:{<ns>:dedup:<scope>:<shard>}:0`, `:1` | hash | the two pages of a dedup shard (`dedup/scripts/lib/pages.lua`) |
 | `ig2:{<ns>:dedup:<scope>:<shard>}:values0`, `:values1` | hash | the same for a dedup set with values |
 | `ig2:{<ns>:topics}` | hash | the registry: topic name -> packed policy |
-| `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot/slot.lua` | the fifteen parts of a slot |
+| `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | `topics/scripts/lib/slot/slot.lua` | the parts of a slot |
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:results0`, `1` | hash | results of deliveries, if the topic stores them |
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | the slot's forwarded messages, without a target |
 | `<name>:<part>`, `{<name>}:<part>` | see `LIST_PARTS` | beside a list `<name>` that `gate.consume_list` consumes |
 | `ig2:{<ns>:durability}` | string | `1`; written before each WAIT of a gate with `durability=`, expires |
-| `ig2:{<ns>:members:<group>}:<part>` | see `lua/lib/members.lua` | the members of a group, and the slots they hold |
+| `ig2:{<ns>:members:<group>}:<part>` | `membership/scripts/lib/members.lua` | the members of a group, and their slots |
 
 A record's name, a slot's `:scheduled`, its `:results0:<key>` and a group's `:alive` are also wake-up channels. In the
 registry, a field of a topic's name with " to" or " was" appended records a change of its slots
-(`lua/reshard/begin.lua`).
+(`topics/scripts/reshard/begin.lua`).
 
 `ig2` is the layout. The part in braces selects the Redis Cluster slot. It comes first and contains no other brace, so
 a user's key cannot change the cluster slot. User text is percent-encoded, and hashed if it is long.
@@ -85,7 +85,7 @@ PARTS = (
     "replies1",
 )
 RESULT_PARTS = ("results0", "results1")
-"""The keys beside a slot whose topic stores results of deliveries (`lua/lib/slot/store_result.lua`)."""
+"""The keys beside a slot whose topic stores results of deliveries (`topics/scripts/lib/slot/store_result.lua`)."""
 LIST_PARTS = ("incoming", "leases", "state", "data", "dead")
 """The keys beside a list that `gate.consume_list` consumes.
 

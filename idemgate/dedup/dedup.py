@@ -1,6 +1,6 @@
 """The compact set of ids: `gate.dedup(scope, retention)`.
 
-An id takes 20 to 25 bytes (`lua/lib/dedup/pages.lua`), and 40 to 48 with a small value. It is a digest of 69 bits: five
+An id takes 20 to 25 bytes (`scripts/lib/pages.lua`), and 40 to 48 with a small value. It is a digest of 69 bits: five
 bits select one of 32 shards, and 64 are stored. With n ids in the set, a new id is mistaken for a known one with a
 probability of n / 2^69.
 """

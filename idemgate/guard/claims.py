@@ -1,4 +1,4 @@
-"""Build the script calls of `lua/guard` and decode their replies."""
+"""Build the script calls of `guard/scripts` and decode their replies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Completion = tuple[bytes, bytes, int, int, bytes]
 Release = tuple[bytes, bytes, int, bytes]
 """One release: record, owner, retention of its tombstone in ms, and the failure to share, or nothing."""
 TEN_YEARS = 315_360_000_000
-"""The time to live (ms) of a held claim, which waits for a decision (`lua/guard/renew.lua`)."""
+"""The time to live (ms) of a held claim, which waits for a decision (`guard/scripts/renew.lua`)."""
 _OWNER = 16
 _FENCES = 10**15
 """Microseconds since 1970 have 16 digits from 2001 to 2286."""
@@ -151,7 +151,7 @@ _S = b"s"[0]
 
 
 def _decode_claim(reply: Any) -> ClaimReply:
-    """Decode the reply to a claim. The frequent replies are packed (`lua/guard/claim.lua`)."""
+    """Decode the reply to a claim. The frequent replies are packed (`guard/scripts/claim.lua`)."""
     if type(reply) is not bytes:
         return _decode_claim_list(reply)
     if reply[0] == _S:

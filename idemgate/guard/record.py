@@ -1,4 +1,4 @@
-"""Decode the stored record of a guarded key (`lua/lib/record`).
+"""Decode the stored record of a guarded key (`guard/scripts/lib`).
 
 The tools that read the store directly use it.
 """

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-__all__ = ["Script", "commands", "expand", "name_of", "names", "script", "source"]
+__all__ = ["Script", "commands", "expand", "libraries", "name_of", "names", "script", "source"]
 
-_DIRECTORY = Path(__file__).parent  # importing importlib.resources costs more than the rest of this package
+_DIRECTORY = Path(__file__).parents[1]  # importing importlib.resources costs more than the rest of this package
 _CALL = re.compile(rb'redis\.p?call\("([A-Z]+(?:", "[A-Z]+)?)"')
 _INCLUDE = re.compile(r'--- @include "([a-z_/]+)"\n')
 _INCLUDES = re.compile(r'(?:^--- @include "[a-z_/]+"\n)+|(?:^ +--- @include "[a-z_/]+"\n)+', re.MULTILINE)
@@ -36,18 +36,26 @@ class Script:
 
 
 def source(name: str) -> str:
-    """Return the file as written, for example `source("guard/claim")`."""
-    return (_DIRECTORY / f"{name}.lua").read_text(encoding="utf-8")
+    """Return the file as written: "guard/claim" is `guard/scripts/claim.lua`, "lib/now" is `lua/lib/now.lua`."""
+    package, _, rest = name.partition("/")
+    folder = "lua/lib" if package == "lib" else f"{package}/scripts"
+    return (_DIRECTORY / folder / f"{rest}.lua").read_text(encoding="utf-8")
 
 
 def names() -> list[str]:
-    """Return the names of all scripts, sorted, without the library files."""
-    folders = (
-        folder
-        for folder in _DIRECTORY.iterdir()
-        if folder.name in ("dedup", "expiry", "guard", "lists", "members", "reshard", "streams", "topics")
-    )
-    return sorted(f"{folder.name}/{file.name[:-4]}" for folder in folders for file in folder.iterdir())
+    """Return the names of all scripts, sorted, without libraries and `store/touch`, which users of all roles run."""
+    return [name for name in _files() if "/lib/" not in name and not name.startswith("store/")]
+
+
+def libraries() -> list[str]:
+    """Return the names of all files that scripts include, sorted."""
+    shared = [f"lib/{file.stem}" for file in (_DIRECTORY / "lua" / "lib").glob("*.lua")]
+    return sorted(shared + [name for name in _files() if "/lib/" in name])
+
+
+def _files() -> list[str]:
+    found = (file.relative_to(_DIRECTORY).with_suffix("") for file in _DIRECTORY.glob("*/scripts/**/*.lua"))
+    return sorted(file.as_posix().replace("/scripts/", "/", 1) for file in found)
 
 
 def expand(name: str, seen: set[str] | None = None, read: Callable[[str], str] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Script calls of a group of members: one function for each script of `lua/members`, and the decoding of its reply."""
+"""Script calls of a group of members: a function for each script of `scripts`, and the decoding of its reply."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def heartbeat(
         holders = dict(zip(requested, map(text, reply[first_holder:]), strict=True))
         return HeartbeatReply(generation, None if generation == request.generation else members, holders)
 
-    return call("members/heartbeat", keys.members(namespace, group), args, read)
+    return call("membership/heartbeat", keys.members(namespace, group), args, read)
 
 
 def leave(namespace: str, group: str, clock: Clock | None, member: str) -> Call[bool]:
     """Build the call that removes a member. Its answer is False if there was no such member."""
     return call(
-        "members/leave", keys.members(namespace, group), (stamp(clock), member), lambda reply: reply[0] == b"ok"
+        "membership/leave", keys.members(namespace, group), (stamp(clock), member), lambda reply: reply[0] == b"ok"
     )
 
 
@@ -79,7 +79,7 @@ def list_members(namespace: str, group: str, clock: Clock | None) -> Call[Member
         holders = {_parse_slot(text(slot)): text(holder) for slot, holder in _pairs(reply[first_slot:])}
         return MemberList(reply[1], int(reply[2]), members, holders)
 
-    return call("members/list", keys.members(namespace, group), (stamp(clock),), read)
+    return call("membership/list", keys.members(namespace, group), (stamp(clock),), read)
 
 
 def _pairs(flat: list[Any]) -> Iterator[tuple[Any, Any]]:

@@ -24,9 +24,9 @@ _EXEMPT = frozenset(
         "guard": ("inspect", "renew"),
         "dedup": ("get",),
         "topics": ("take", "extend", "peek", "stats", "dead", "registry", "results", "policy", "audit"),
-        "reshard": ("replies",),
-        "members": ("heartbeat", "leave", "list"),
-        "expiry": ("ttl",),
+        "topics/reshard": ("replies",),
+        "membership": ("heartbeat", "leave", "list"),
+        "subscribers/expiry": ("ttl",),
     }.items()
     for name in names
 )

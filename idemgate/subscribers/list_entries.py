@@ -99,7 +99,7 @@ class ListCalls:
         """Build the call that takes at most `most` entries."""
         keys = (self.source, self.incoming, self._leases, self._state, self._data)
         args = (stamp(self._clock), new_id().hex(), self._consumer, self._lease_ms, most, self._pop)
-        return call("lists/take", keys, args, self._read_taken)
+        return call("subscribers/lists/take", keys, args, self._read_taken)
 
     def _read_taken(self, reply: list[Any]) -> TakenEntries:
         _, now_ms, next_ms, missing, *rest = reply
@@ -112,7 +112,7 @@ class ListCalls:
         args: list[bytes | str | int] = [stamp(self._clock), self._lease_ms]
         for one in entries:
             args += [one.id, one.state]
-        return call("lists/renew", (self._leases, self._state), args, _read_renewed)
+        return call("subscribers/lists/renew", (self._leases, self._state), args, _read_renewed)
 
     def remove(self, ids: Sequence[bytes]) -> Call[int | None]:
         """Build the call that removes handled entries."""
@@ -132,7 +132,7 @@ class ListCalls:
     def _settle(self, *settlements: tuple[bytes | str | int, ...]) -> Call[int | None]:
         keys = (self._leases, self._state, self._data, self._dead)
         args = (stamp(self._clock), self._max_dead_letters, *chain.from_iterable(settlements))
-        return call("lists/settle", keys, args, _read_settled)
+        return call("subscribers/lists/settle", keys, args, _read_settled)
 
 
 def _read_renewed(reply: list[Any]) -> list[bool]:

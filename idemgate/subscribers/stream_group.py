@@ -137,7 +137,7 @@ class Group:
 
     def renew(self, ids: Sequence[bytes]) -> Call[list[bool]]:
         """Build the call that resets the idle time of entries. Its answer says of each whether it is held."""
-        return call("streams/renew", (self._key,), ("", self.group, self.consumer, *ids), _read_renewed)
+        return call("subscribers/streams/renew", (self._key,), ("", self.group, self.consumer, *ids), _read_renewed)
 
     async def release(self, entry: PendingEntry, after_ms: int, *, undo: bool) -> None:
         """Make an entry reclaimable after `after_ms`, at most the reclaim time. With `undo` it counts as no attempt."""
@@ -163,7 +163,7 @@ class Group:
 
     def build_leave(self, consumer: str | bytes) -> Call[bool]:
         """Build the call that deletes a consumer, unless it has pending entries. Its answer says whether it did."""
-        return call("streams/leave", (self._key,), ("", self.group, consumer), _read_left)
+        return call("subscribers/streams/leave", (self._key,), ("", self.group, consumer), _read_left)
 
     async def remove_vanished(self) -> int:
         """Delete the consumers of processes that ended without leaving, and whose entries others have taken over.

@@ -1,7 +1,7 @@
 """Merge policies: the merging of all payloads of one window into one.
 
 `Merge.lift` converts the payload of a trigger to an accumulator. Accumulators are merged in Lua only, in
-`lua/lib/merge/payloads.lua`. `Merge.lower` converts the accumulator of a delivery back to a payload.
+`topics/scripts/lib/payloads.lua`. `Merge.lower` converts the accumulator of a delivery back to a payload.
 """
 
 from __future__ import annotations

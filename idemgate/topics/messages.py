@@ -168,7 +168,7 @@ _EXTENSION = (int, bytes, bytes, object, bytes, int, bytes, bytes)
 
 
 class Message:
-    """A merged message. `lua/lib/slot/header.lua` describes its bytes.
+    """A merged message. `topics/scripts/lib/slot/header.lua` describes its bytes.
 
     Args:
         packed: the stored bytes.

@@ -21,7 +21,7 @@ class FailedItems(NamedTuple):
     of: int
 
     def pack(self, failure: str) -> bytes:
-        """Return the failed items in the format of `lua/lib/slot/settle_deliveries.lua`."""
+        """Return the failed items in the format of `topics/scripts/lib/slot/settle_deliveries.lua`."""
         return pack((failure, self.items, self.acc))
 
 

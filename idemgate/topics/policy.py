@@ -75,7 +75,7 @@ class Policy:
         return _pack({name: value for name, value in options.items() if value is not None})
 
     def for_scripts(self) -> bytes:
-        """Return ARGV[3] of the scripts that change a slot; see `lua/lib/slot/slot.lua`."""
+        """Return ARGV[3] of the scripts that change a slot; see `topics/scripts/lib/slot/slot.lua`."""
         return _pack(self._trigger_rules() | {
             "attempts": self.max_attempts, "retention": self.dead_retention, "max_dead": self.max_dead_letters,
         } | ({"retry_penalty": self.retry_penalty} if self.retry_penalty else {}))  # fmt: skip

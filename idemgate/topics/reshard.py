@@ -98,7 +98,7 @@ def _begin(topic: TopicCalls, slots: int) -> Call[_BeginReply]:
         return _BeginReply(word, b"", -1, reply[2] if word == "refused" else b"")
 
     args = (stamp(topic.clock), topic.name, slots, new_id().hex(), *_required_commands(topic))
-    return call("reshard/begin", (keys.topics(topic.namespace),), args, read)
+    return call("topics/reshard/begin", (keys.topics(topic.namespace),), args, read)
 
 
 def _required_commands(topic: TopicCalls) -> Iterator[Arg]:
@@ -109,7 +109,9 @@ def _required_commands(topic: TopicCalls) -> Iterator[Arg]:
     """
     moving = ("close", "reopen", "replies", "unload", "load", "purge")
     for key, scripts in ((keys.topics(topic.namespace), ("begin", "finish")), (topic.keys(0)[0], moving)):
-        for command in sorted({name for script in scripts for name in commands(f"reshard/{script}")} - {"PUBLISH"}):
+        for command in sorted(
+            {name for script in scripts for name in commands(f"topics/reshard/{script}")} - {"PUBLISH"}
+        ):
             yield command
             yield key
 
@@ -118,7 +120,7 @@ def _end(topic: TopicCalls, change: bytes, how: str, stored: bytes, wanted: byte
     """Build the call that ends a change. It returns None, or the stored policy if that differs from `stored`."""
     args = (stamp(topic.clock), topic.name, change, how, stored, wanted)
     return call(
-        "reshard/finish",
+        "topics/reshard/finish",
         (keys.topics(topic.namespace),),
         args,
         lambda reply: reply[2] if reply[0] == b"differs" else None,
@@ -126,7 +128,7 @@ def _end(topic: TopicCalls, change: bytes, how: str, stored: bytes, wanted: byte
 
 
 def _of_slot(topic: TopicCalls, script: str, slot: int, args: Sequence[Arg], read: Callable[[list[Any]], T]) -> Call[T]:
-    return call(f"reshard/{script}", topic.keys(slot), (stamp(topic.clock), *args), read)
+    return call(f"topics/reshard/{script}", topic.keys(slot), (stamp(topic.clock), *args), read)
 
 
 def _close(topic: TopicCalls, slot: int, change: bytes) -> Call[None]:

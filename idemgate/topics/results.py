@@ -37,7 +37,7 @@ def find_result(reply: list[Any], ticket: Ticket, slots: int) -> bytes | None:
     came in the same millisecond as that of a dead letter of its key looks the same.
 
     Args:
-        reply: the reply of `lua/topics/results.lua`.
+        reply: the reply of `topics/scripts/results.lua`.
         ticket: the trigger.
         slots: the current number of slots. Serials of another number cannot be compared, so only the times decide.
 

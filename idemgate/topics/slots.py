@@ -199,7 +199,7 @@ class BaseCalls:
 
     def reopen(self, slot: int, change: bytes) -> Call[bool]:
         """Build the call that opens a slot which `change` closed."""
-        return call("reshard/reopen", self.keys(slot), (stamp(self.clock), change), lambda _: True)
+        return call("topics/reshard/reopen", self.keys(slot), (stamp(self.clock), change), lambda _: True)
 
     # -- building calls -----------------------------------------------------------------------------------------------
 

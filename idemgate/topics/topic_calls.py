@@ -1,4 +1,4 @@
-"""The script calls of a topic: one builder per script of `lua/topics`, and the meaning of its reply."""
+"""The script calls of a topic: one builder per script of `topics/scripts`, and the meaning of its reply."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from idemgate.topics.slots import BaseCalls, SlotRequest, flatten, next_batch_si
 __all__ = ["MAX_TRIGGERS", "PackedTrigger", "TriggerCalls", "pack_time"]
 
 PackedTrigger = tuple[bytes, bytes, bytes, bytes]
-"""A checked trigger: its key, its options (`lua/lib/trigger/accept_any.lua`), its accumulator and its route."""
+"""A checked trigger: its key, its options (`scripts/lib/trigger/accept_any.lua`), its accumulator and its route."""
 MAX_TRIGGERS = 128
 """Maximum triggers per script call."""
 MAX_DETAILED_TRIGGERS = 40
@@ -138,7 +138,7 @@ class TriggerCalls(BaseCalls):
         return key, options, acc, key if group is None else keys.raw(group)
 
     def _pack_options(self, trigger: Trigger, time: bytes) -> bytes:
-        """Return all options of a trigger in the format of `lua/lib/trigger/accept_any.lua`."""
+        """Return all options of a trigger in the format of `scripts/lib/trigger/accept_any.lua`."""
         version = b"" if trigger.version is None else _pack_version(trigger.version)
         group = b"" if trigger.group is None else _pack_group(trigger.group)
         key = keys.raw(trigger.key)

@@ -118,7 +118,7 @@ class StreamTransport(RedisTransport):
 
 
 class ListTransport(RedisTransport):
-    lost_requests = (script("lists/settle").sha,)
+    lost_requests = (script("subscribers/lists/settle").sha,)
 
     def register(self, gate: Gate, callback: Callable[[Any], Any]) -> None:
         gate.consume_list(self.name, reclaim="200ms", concurrency=4, max_deliveries=MAX_ATTEMPTS)(callback)

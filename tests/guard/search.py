@@ -33,8 +33,8 @@ LEASE, KEEP = 10_000, 120_000
 PRINT = b"print of sixteen"
 START = 1_700_000_000.0
 BEGIN = 1_700_000_000_000
-SNAPSHOT = f"""{source("lib/record/format")}
-{source("lib/record/read_record")}
+SNAPSHOT = f"""{source("guard/lib/format")}
+{source("guard/lib/read_record")}
 local r = read_record(KEYS[1])
 return {{ {{ redis.call("DUMP", KEYS[1]) or "" }}, redis.call("GET", KEYS[1]) or "",
   {{ r.state, r.owner, r.fence, r.ends, r.print, r.attempts, r.taken }} }}"""

@@ -75,7 +75,7 @@ class Stored:
 
 
 class Model:
-    """The contract of `lua/guard` for one key. `us` is the time of the call, in microseconds."""
+    """The contract of `guard/scripts` for one key. `us` is the time of the call, in microseconds."""
 
     def __init__(self) -> None:
         self.key = Stored()

@@ -4,18 +4,17 @@ process does it all, and what is then in the store is sound."""
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import idemgate.lua
 from idemgate import Gate
+from idemgate.lua import names
 from idemgate.testing import Clock, audit
 from tests.resilience.chores import ITEMS, LEASE, topic_of
 
-LUA = Path(idemgate.lua.__file__).parent
 START = 1_700_000_000.0
 ELSEWHERE = {"audit", "registry", "policy", "list", "reopen"}
 """Scripts that read, or that another test is about: `registry` and `policy` list topics, `audit` audits, `list` says
@@ -66,9 +65,7 @@ def test_killed_at_every_boundary_of_everything(
     # Given all the places that such a process passes, of which a small suite takes a part
     reached = Case(zygote, url, f"{namespace}-dry").run()["said"]
     scripts = {place.split()[1] for place in reached}
-    there = {
-        f"{room}/{file.stem}" for room in ("guard", "dedup", "topics", "members") for file in (LUA / room).glob("*.lua")
-    }
+    there = {name for name in names() if re.fullmatch("(guard|dedup|topics|membership)/[a-z_]+", name)}
     assert {name.partition("/")[2] for name in there - scripts} <= ELSEWHERE
     places = sorted({f"{place} {n}" for place, times in reached.items() for n in {1, times}})
     chosen, died = drawn.sample(places, min(len(places), many(12))), 0

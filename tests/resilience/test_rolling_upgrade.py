@@ -36,10 +36,10 @@ def other(tmp_path: Path) -> Path:
         return Path(named).resolve()
     made = tmp_path / "other" / "idemgate"
     shutil.copytree(THIS / "idemgate", made, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in (made / "lua").rglob("*.lua"):
+    for file in made.rglob("*.lua"):
         file.write_text(f"{file.read_text(encoding='utf-8')}-- of another version\n", encoding="utf-8")
-    spoil_file(made / "lua/lib/record/format.lua", "the long form says all")
-    spoil_file(made / "lua/lib/slot/counters.lua", "there is another counter")
+    spoil_file(made / "guard/scripts/lib/format.lua", "the long form says all")
+    spoil_file(made / "topics/scripts/lib/slot/counters.lua", "there is another counter")
     return made.parent
 
 

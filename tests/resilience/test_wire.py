@@ -10,22 +10,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import idemgate.lua
 from idemgate import Gate
 from idemgate.core.calls import Call
+from idemgate.lua import names
 from idemgate.store import clients, sync
 from idemgate.store import connection_aio as line
 from idemgate.testing import Clock
 from tests.proxy import Proxy
 from tests.resilience.casts import PLAYS, Play, answer_of
 
-LUA = Path(idemgate.lua.__file__).parent
 SCRIPT = b"EVALSHA"
 LINKS = ("blocking", "awaiting")
 
@@ -232,9 +231,5 @@ def test_every_script_is_on_a_stage(url: str, namespace: str) -> None:
     for number, build in enumerate(PLAYS.values()):
         with Gate(url, namespace=f"{namespace}-{number}", clock=(clock := Clock())) as gate:
             played.add(build(gate, clock).call.script.name)
-    scripts = {
-        f"{room.name}/{file.stem}"
-        for room in (LUA / "guard", LUA / "dedup", LUA / "topics")
-        for file in room.glob("*.lua")
-    }
+    scripts = {name for name in names() if re.fullmatch("(guard|dedup|topics)/[a-z_]+", name)}
     assert scripts - played == {"topics/audit", "topics/registry"}

@@ -182,11 +182,15 @@ def violations(sources: Sources) -> list[str]:
         checks = [_includes_agree, _calls_known_commands, _calls_with_keys]
         checks += (
             [_is_a_library]
-            if name.startswith("lib/")
+            if _is_library(name)
             else [_keys_agree, _args_agree, _words_agree, _time_agrees, _stays_inside]
         )
         found += [f"{name}: {what}" for check in checks for what in check(name, text, sources)]
     return found
+
+
+def _is_library(name: str) -> bool:
+    return "lib" in name.split("/")
 
 
 def _includes_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
@@ -203,7 +207,7 @@ def _includes_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
     reached = set(chain.from_iterable(_reached(one, sources) for one in wanted))
     for other in sources:
         missing = own & set(_defined(_code(sources[other]))) - _declared(_bare(text))
-        if other.startswith("lib/") and other != name and other not in reached and missing:
+        if _is_library(other) and other != name and other not in reached and missing:
             yield f"uses {', '.join(sorted(missing))} and does not include {other}"
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
-import idemgate.lua
 from idemgate import Gate
 from idemgate.core.calls import call
+from idemgate.lua import libraries, names, source
 from idemgate.testing import Clock
 from idemgate.topics.messages import Forward
 
-SOURCES = Path(idemgate.lua.__file__).parent
 WHOLE = re.compile(
     r'redis\.p?call\("(?P<command>DEL|HGETALL|HKEYS|HVALS|SMEMBERS|SORT|KEYS|LREM|ZREMRANGE\w+|ZRANGEBYSCORE|ZRANGEBYLEX'
     r'|ZREVRANGEBYSCORE|ZREVRANGEBYLEX|ZRANGE|ZREVRANGE|LRANGE)", (?P<arguments>[^\n]*)'
@@ -21,16 +19,16 @@ LIMIT = re.compile(r'"LIMIT"|"?0"?, "?0"?[,)]|most - 1|- 1\)|- 1, |0, 499|middle
 """What bounds a range: a limit, or both ends by rank."""
 
 BOUNDED_ELSEWHERE = {
-    ("lib/reshard/next_entries", "HGETALL", "K.meta"): "counters of a slot",
-    ("lib/reshard/next_entries", "HKEYS", "hash"): "messages that stand nowhere, of which there should be none",
-    ("lib/members", "HGETALL", "K.held"): "slots of the topics that a group of workers serves",
-    ("lib/members", "ZRANGEBYSCORE", "K.alive"): "members of a group of workers",
-    ("members/heartbeat", "HGETALL", "K.meta"): "members of a group of workers",
-    ("members/list", "HGETALL", "K.held"): "slots of the topics that a group of workers serves",
-    ("members/list", "ZRANGEBYSCORE", "K.alive"): "members of a group of workers",
-    ("reshard/reopen", "HKEYS", "K.meta"): "counters of a slot, and one field for each slot that moved into it",
-    ("reshard/unload", "HGETALL", "K.meta"): "counters of a slot",
-    ("reshard/unload", "HKEYS", "K.meta"): "counters of a slot",
+    ("topics/lib/next_entries", "HGETALL", "K.meta"): "counters of a slot",
+    ("topics/lib/next_entries", "HKEYS", "hash"): "messages that stand nowhere, of which there should be none",
+    ("membership/lib/members", "HGETALL", "K.held"): "slots of the topics that a group of workers serves",
+    ("membership/lib/members", "ZRANGEBYSCORE", "K.alive"): "members of a group of workers",
+    ("membership/heartbeat", "HGETALL", "K.meta"): "members of a group of workers",
+    ("membership/list", "HGETALL", "K.held"): "slots of the topics that a group of workers serves",
+    ("membership/list", "ZRANGEBYSCORE", "K.alive"): "members of a group of workers",
+    ("topics/reshard/reopen", "HKEYS", "K.meta"): "counters of a slot, and one field for each slot that moved into it",
+    ("topics/reshard/unload", "HGETALL", "K.meta"): "counters of a slot",
+    ("topics/reshard/unload", "HKEYS", "K.meta"): "counters of a slot",
     ("topics/audit", "HGETALL", "K[part]"): "the maximum of entries and bytes in its arguments",
     ("topics/audit", "HKEYS", "K[part]"): "the maximum of entries in its arguments",
     ("topics/audit", "ZRANGE", "K[part]"): "the maximum of entries in its arguments",
@@ -41,11 +39,11 @@ BOUNDED_ELSEWHERE = {
 
 def test_each_script_reads_and_frees_a_bounded_number_of_entries() -> None:
     found = set()
-    for path in sorted(SOURCES.rglob("*.lua")):
-        for match in WHOLE.finditer(path.read_text()):
+    for name in [*names(), *libraries()]:
+        for match in WHOLE.finditer(source(name)):
             if not LIMIT.search(match["arguments"]):
                 target = match["arguments"].split(",")[0].split(")")[0].strip()
-                found.add((str(path.relative_to(SOURCES).with_suffix("")), match["command"], target))
+                found.add((name, match["command"], target))
     assert found == set(BOUNDED_ELSEWHERE)
 
 
@@ -85,7 +83,7 @@ def test_a_lowered_maximum_of_dead_list_entries_drops_a_bounded_number(gate: Gat
     for number in range(5):
         raw.hset(names[1], "id", "1 me")
         args = ("", 10, "id", "1 me", "dead", f"letter {number}")
-        reply = gate.context.link.run(call("lists/settle", names, args, lambda reply: reply))
+        reply = gate.context.link.run(call("subscribers/lists/settle", names, args, lambda reply: reply))
         lengths.append((raw.llen(names[3]), reply[2]))
     # Then each call drops about a thousand, and says how many
     assert [n for n, _ in lengths] == [1995, 990, 10, 10, 10]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -31,9 +30,7 @@ from idemgate.topics.topic_calls import TopicCalls
 from tests.messages import pack_message
 from tests.scripts.contracts import expanded, header_of, violations
 
-FOLDER = Path(lua.__file__).parent
-LIBRARIES = sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in (FOLDER / "lib").rglob("*.lua"))
-SOURCES = {name: lua.source(name) for name in [*lua.names(), *LIBRARIES]}
+SOURCES = {name: lua.source(name) for name in [*lua.names(), *lua.libraries()]}
 
 
 def test_headers_say_what_scripts_do() -> None:
@@ -388,7 +385,7 @@ def test_a_count_that_is_off_by_one_would_be_noticed() -> None:
 
 
 def test_the_parts_of_a_slot_are_those_of_the_library() -> None:
-    named = SOURCES["lib/slot/slot"].partition("return {")[2]
+    named = SOURCES["topics/lib/slot/slot"].partition("return {")[2]
     for number, part in enumerate(keys.PARTS, 1):
         name = part.replace(":", "_")
         wanted = f"[{part[-1]}] = keys[{number}]" if name.startswith("replies") else f"{name} = keys[{number}]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ def test_a_fault_changes_its_script(name: str, fault: str) -> None:
 
 def test_each_fault_is_used_and_each_marker_stands_once() -> None:
     assert {fault for _, fault in USED} == {*FAULTS}
-    texts = [path.read_text(encoding="utf-8") for path in Path(lua.__file__).parent.rglob("*.lua")]
+    texts = [lua.source(name) for name in (*lua.names(), *lua.libraries())]
     markers = [marker for text in texts for marker in re.findall(r" -- fault: (.+)", text)]
     assert sorted(markers) == sorted({one.marker for one in FAULTS.values()})
 

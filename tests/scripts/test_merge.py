@@ -1,4 +1,4 @@
-"""`lua/lib/merge`, on a real server, against plain Python: whatever the payloads, and however they are grouped."""
+"""`topics/scripts/lib`, on a real server, against plain Python: whatever the payloads, and however they are grouped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.messages import pack_message, unpack_message
 
 CODEC = Codec(1_000_000)
 FOLDS = (
-    lua.source("lib/merge/payloads")
+    lua.source("topics/lib/payloads")
     + """
 local spec, raw, cut = cmsgpack.unpack(ARGV[1]), ARGV[2] == "1", tonumber(ARGV[3])
 local function fold(from, to)

@@ -419,7 +419,14 @@ def refusal(gate: Gate, call: Call[Any]) -> str:
     return ""
 
 
-FOREIGN_KEYS = {"expiry/ttl", "lists/renew", "lists/settle", "lists/take", "streams/leave", "streams/renew"}
+FOREIGN_KEYS = {
+    "subscribers/expiry/ttl",
+    "subscribers/lists/renew",
+    "subscribers/lists/settle",
+    "subscribers/lists/take",
+    "subscribers/streams/leave",
+    "subscribers/streams/renew",
+}
 """Calls on keys of the user's own. No role has them unless the rule names them."""
 
 
@@ -565,7 +572,9 @@ def test_an_unknown_role_is_refused() -> None:
 
 def test_every_script_has_a_role() -> None:
     given = {name for role, found in ROLES.items() if role != "admin" for name in found.scripts}
-    only_admin = {f"reshard/{verb}" for verb in ("begin", "close", "finish", "load", "purge", "replies", "unload")}
+    only_admin = {
+        f"topics/reshard/{verb}" for verb in ("begin", "close", "finish", "load", "purge", "replies", "unload")
+    }
     assert given == set(names()) - only_admin
 
 
@@ -574,7 +583,7 @@ RUN_BY = {
     "claim": "guard/claim guard/complete guard/release guard/renew guard/checkpoint guard/cancel",
     "first": "guard/mark guard/mark_many", "dedup": "dedup/add dedup/get dedup/get_or_set",
     "inspect": "guard/inspect", "forget": "guard/inspect guard/forget", "resolve": "guard/inspect guard/resolve",
-    "trigger": "topics/open topics/policy topics/trigger reshard/reopen", "result": "topics/results",
+    "trigger": "topics/open topics/policy topics/trigger topics/reshard/reopen", "result": "topics/results",
     "cancel": "topics/cancel", "reschedule": "topics/reschedule", "flush": "topics/flush", "peek": "topics/peek",
     "stats": "topics/stats", "pause": "topics/pause", "resume": "topics/pause", "take": "topics/take",
     "ack": "topics/settle", "nack": "topics/settle", "bury": "topics/settle topics/settle_and_take",

@@ -21,8 +21,8 @@ FEW = {
     "topics/take",
     "guard/complete",
     "dedup/add",
-    "lists/take",
-    "lists/settle",
+    "subscribers/lists/take",
+    "subscribers/lists/settle",
 }
 """The scripts of the usual tests: the most frequent ones, and some of which a part was written."""
 

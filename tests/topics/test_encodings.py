@@ -9,7 +9,7 @@ from idemgate.core import keys
 
 MANY = 20
 MARKER = "-" * 65
-"""The member by which `lib/slot/add_entries` makes a table of a set."""
+"""The member by which `topics/lib/slot/add_entries` makes a table of a set."""
 
 
 def encodings(raw: Any, gate: Gate) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from idemgate.guard.record import decode_record
 
 
 def _long(letter: bytes, owner: bytes, print_: bytes, data: bytes) -> bytes:
-    """As `lua/lib/record/format.lua` packs it."""
+    """As `guard/scripts/lib/format.lua` packs it."""
     numbers = b"".join(number.to_bytes(width, "big") for number, width in ((7, 7), (8, 6), (9, 6), (1, 4), (0, 4)))
     lease = (0 if letter == b"r" else 30_000).to_bytes(6, "big")
     return b"\xc1" + letter + numbers + lease + b"\1" + _short(owner) + _short(print_) + data

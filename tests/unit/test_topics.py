@@ -67,7 +67,7 @@ def test_a_closed_slot_is_opened_again_only_where_nobody_changes_its_topic(to: i
     assert asked.redirect is not None
     batch = asked.redirect.resolve(OpenReply("same", topic.policy.pack_stored(), to), b"a change")
     # Then the same is asked again, and before that, unless the topic is being changed or forgotten, the slot is opened
-    scripts = ["reshard/reopen", "topics/trigger"] if opened else ["topics/trigger"]
+    scripts = ["topics/reshard/reopen", "topics/trigger"] if opened else ["topics/trigger"]
     assert [one.script.name for one in batch.calls] == scripts
     assert batch.join([True, "receipt"][-len(scripts) :]) == "receipt"
 

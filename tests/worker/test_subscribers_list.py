@@ -563,7 +563,7 @@ async def test_no_entry_is_lost_when_the_reply_to_a_take_is_lost(url: str, names
         async with proxied.aio.subscribers():
             jobs.push("loads the script")
             await eventually(lambda: ran)
-            proxy.cut_reply(script("lists/take").sha)
+            proxy.cut_reply(script("subscribers/lists/take").sha)
             # When the take is sent again
             jobs.push(*"abcdef")
             # Then each entry is handled
@@ -643,7 +643,7 @@ async def test_removals_travel_together(one: Gate, jobs: Queue) -> None:
             release.set()
             await eventually(jobs.settled)
     # Then a few calls removed them
-    assert calls.count("lists/settle") <= 3
+    assert calls.count("subscribers/lists/settle") <= 3
 
 
 async def test_large_entries_are_taken_in_parts(one: Gate, jobs: Queue) -> None:

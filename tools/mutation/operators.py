@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from idemgate import lua
@@ -17,10 +16,10 @@ __all__ = ["Mutant", "files", "mutants", "named", "sampled"]
 
 T = TypeVar("T")
 
-FOLDER = Path(lua.__file__).parent
-ROOMS = ("guard", "dedup", "topics", "reshard", "members", "lib")
+UNTRIED = ("store/", "subscribers/")
 HOT = re.compile(
-    r"guard/|dedup/|topics/(trigger|take|settle|settle_and_take|cancel)$|lib/slot/(take_messages|read_due_batch|write_batch|settle_deliveries)$"
+    r"guard/|dedup/|topics/(trigger|take|settle|settle_and_take|cancel)$"
+    r"|topics/lib/slot/(take_messages|read_due_batch|write_batch|settle_deliveries)$"
 )
 """What every message goes through: thrice as densely sampled, and judged first."""
 RULES: list[tuple[str, str, str]] = [
@@ -82,9 +81,7 @@ class Mutant(NamedTuple):
 
 
 def files() -> list[str]:
-    return sorted(
-        path.relative_to(FOLDER).with_suffix("").as_posix() for room in ROOMS for path in (FOLDER / room).rglob("*.lua")
-    )
+    return sorted(name for name in (*lua.names(), *lua.libraries()) if not name.startswith(UNTRIED))
 
 
 def mutants(file: str) -> list[Mutant]:

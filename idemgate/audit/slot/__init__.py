@@ -1,7 +1,7 @@
 """Consistency checks of one slot of a topic.
 
 `read_slot` reads a slot in one step. The checks state what holds between any two scripts, with the names of
-`lua/lib/slot/slot.lua`.
+`topics/scripts/lib/slot/slot.lua`.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def check_versions(view: SlotView) -> Iterator[Finding]:
 
 
 def _event_fields(dedup: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return the fields of `dedup` that belong to the table of event ids (`lua/lib/dedup/events.lua`)."""
+    """Return the fields of `dedup` that belong to the table of event ids (`topics/scripts/lib/events.lua`)."""
     return {name: value for name, value in dedup.items() if name == b"e" or (name[:1] == b"e" and name[1:].isdigit())}
 
 
@@ -92,7 +92,7 @@ def check_event_ids(view: SlotView) -> Iterator[Finding]:
 
 
 def _bucket_of(mark: bytes, many: int) -> int:
-    """Return the bucket of an event id by linear hashing, as in `lua/lib/dedup/buckets.lua`."""
+    """Return the bucket of an event id by linear hashing, as in `lua/lib/buckets.lua`."""
     hashed, base = int.from_bytes(mark[:4]), 1 << (many.bit_length() - 1)
     at = hashed % base
     return hashed % (2 * base) if at < many - base else at

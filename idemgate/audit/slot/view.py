@@ -32,7 +32,7 @@ __all__ = [
 _NOT_COUNTED = (b"", b"v", b"opened", b"gone")
 """The fields of the metadata that are not numbers."""
 _ENTRY = re.compile(rb"([0-9]+)(?: (-?[0-9]+) [01] ([0-9]+) (.*))?", re.DOTALL)
-"""An entry of `inflight` (`lua/lib/slot/inflight.lua`)."""
+"""An entry of `inflight` (`topics/scripts/lib/slot/inflight.lua`)."""
 _ANY = merge_of("last")
 """A policy for messages of an unknown topic, whose payloads are not decoded."""
 

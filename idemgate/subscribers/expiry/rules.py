@@ -92,7 +92,7 @@ class Expired:
 
 
 def look(key: bytes, clock: Clock | None) -> Call[Look]:
-    return call("expiry/ttl", (key,), (stamp(clock),), lambda reply: Look(reply[1], reply[2]))
+    return call("subscribers/expiry/ttl", (key,), (stamp(clock),), lambda reply: Look(reply[1], reply[2]))
 
 
 # -- messages for the due set -----------------------------------------------------------------------------------------

@@ -1,0 +1,51 @@
+--- Cancel the pending message of a key. A delivery in flight may still run, but is not retried.
+--- KEYS[1..15] slot
+--- KEYS[16..17] results (topics/lib/slot/store_result), only if the topic stores them
+--- ARGV[1] now, us, or "" for the server's
+--- ARGV[2] request id
+--- ARGV[3] policy (topics/lib/slot/slot)
+--- ARGV[4] key
+--- Returns {"cancelled", now ms} (no delivery starts after this) {"in_flight", now ms} {"absent", now ms} {"foreign", now ms, problem}
+--- Keys: hash
+--- @include "lib/now"
+--- @include "topics/lib/slot/slot"
+--- @include "topics/lib/slot/early_reply"
+--- @include "topics/lib/schedule/schedule"
+--- @include "topics/lib/slot/inflight"
+--- @include "topics/lib/slot/counters"
+--- @include "topics/lib/slot/reopen_window"
+--- @include "topics/lib/slot/store_result"
+--- @include "topics/lib/schedule/next_due"
+local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
+K.results = p.results and { [0] = KEYS[16], [1] = KEYS[17] }
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local known_reply = early_reply(K, ARGV[2], now_ms, p, key)
+if known_reply then
+  return known_reply
+end
+-- Start with HDEL: a server without memory refuses a script whose first write may allocate.
+redis.call("HDEL", K.meta, "")
+local hash, d, running = pending_hash(K, key), redis.call("HGET", K.inflight, key), nil
+local packed = redis.call("HGET", hash, key)
+if not packed and not d then
+  return remember_reply(K, ARGV[2], now_ms, { "absent", now_ms })
+end
+if d then
+  d, running = parse_entry(d), decode_message(redis.call("HGET", K.messages, key))
+end
+if packed then
+  local m, before = decode_message(packed), earliest_due(K)
+  unschedule(K, key, m) -- fault: cancel-scheduled
+  redis.call("HDEL", hash, key)
+  reopen_window(K, p, key)
+  if not d then
+    group_leave(K, m.group, key, p.group_limit)
+    publish_hint(K, before, earliest_due(K))
+  end
+  add_counters(K, { cancelled = 1, cancelled_triggers = m.count })
+  store_result(K, p, key, m, "c", now_ms, running and running.serial)
+end
+if d then
+  redis.call("HSET", K.inflight, key, format_entry(d.token, d.due or running.due, true, running.count, running.group)) -- fault: cancel-running
+end
+return remember_reply(K, ARGV[2], now_ms, { d and "in_flight" or "cancelled", now_ms })

@@ -1,0 +1,100 @@
+--- Makes a part of the reply.
+--- @include "topics/lib/slot/header"
+--- @include "topics/lib/dead_letters"
+--- @include "topics/lib/validate/slot"
+--- @include "topics/lib/validate/stored"
+--- @include "topics/lib/schedule/schedule"
+--- @include "topics/lib/slot/counters"
+--- @include "topics/lib/slot/budget"
+--- @include "topics/lib/slot/remove_acked"
+--- @include "topics/lib/slot/settle_one"
+-- Read the entries of deliveries and the messages behind them. Return two tables by key: the entries as text or parsed;
+-- the packed messages behind. On a problem return nil and the problem.
+local function read_deliveries(K, p, keys, tokens, others)
+  local live, behind = {}, {}
+  for i, entry in ipairs(redis.call("HMGET", K.inflight, unpack(keys))) do
+    local key = keys[i]
+    if entry and (entry ~= tokens[i] or others[i]) then
+      entry = parse_entry(entry)
+      local problem = not entry and corrupt_entry(K.inflight, key)
+      if not problem and entry.group ~= "" then
+        problem = validate_group(K, entry.group, p.group_limit)
+      end
+      problem = problem or others[i] and validate_keys(K, p, { key })
+      if problem then
+        return nil, problem
+      end
+    end
+    live[key] = entry
+  end
+  for i, packed in ipairs(redis.call("HMGET", K.next, unpack(keys))) do
+    if packed then
+      if not read_header(packed) then
+        return nil, corrupt_entry(K.next, keys[i])
+      end
+      behind[keys[i]] = packed
+    end
+  end
+  return live, behind
+end
+
+-- Settle deliveries of any kind, as `settle_deliveries` does.
+local function settle_any(K, p, keys, tokens, others, now_ms)
+  local problem = validate_slot(K)
+  if problem then
+    return nil, problem
+  end
+  local accepted = count_within_budget(K, p, keys, max_call_bytes, "next", next(others) and "messages")
+  local live, behind = {}, {}
+  if accepted > 0 then
+    live, behind = read_deliveries(K, p, { unpack(keys, 1, accepted) }, tokens, others)
+    if not live then
+      return nil, behind
+    end
+  end
+  -- @allow *
+  -- Run a command of later steps now: an ACL denial must end this before its first write.
+  redis.call("HSTRLEN", K.meta, "")
+
+  local reply, acked, next_messages, grouped, done, triggers, ends = {}, {}, {}, {}, {}, 0, 0
+  local function add_count(name, n)
+    done[name] = (done[name] or 0) + n
+  end
+  -- Start with a deletion: a server without memory refuses a script whose first write is any that may allocate.
+  redis.call("HDEL", K.meta, "")
+  for i, key in ipairs(keys) do
+    local entry, other = live[key], others[i]
+    local d = type(entry) == "table" and entry or entry and other and parse_entry(entry)
+    if i > accepted then
+      reply[i] = "left"
+    elseif not entry or (d and d.token or entry) ~= tokens[i] then -- fault: settle-token
+      reply[i] = "lost"
+      add_count("lost", 1)
+    else
+      live[key] = false -- a delivery is settled at most once per call
+      if other then
+        reply[i] = settle_one(K, p, key, d, other[1], other[2], other[3], now_ms, add_count)
+      else
+        reply[i] = "ok"
+        ends, triggers = ends + 1, triggers + (d and d.count or 1)
+        acked[ends], next_messages[key] = key, behind[key]
+        if d and d.group ~= "" then
+          grouped[#grouped + 1] = { d.group, key }
+        end
+      end
+    end
+  end
+  if #acked > 0 then
+    remove_acked(K, acked, next_messages)
+    for _, one in ipairs(grouped) do
+      group_leave(K, one[1], one[2], p.group_limit) -- fault: settle-group
+    end
+    add_count("acked", #acked)
+    add_count("acked_triggers", triggers)
+  end
+  if done.buried then
+    discard_dead_letters(K, p, now_ms)
+  end
+  add_counters(K, done)
+  return reply, true
+end

@@ -1,0 +1,151 @@
+--- Makes a part of the reply.
+--- @include "topics/lib/slot/header"
+--- @include "topics/lib/slot/inflight"
+--- @include "lib/fence"
+--- @include "lib/now"
+--- @include "topics/lib/slot/slot"
+--- @include "lib/problems"
+--- @include "topics/lib/replies"
+--- @include "topics/lib/slot/reclaim_lapsed"
+--- @include "topics/lib/slot/counters"
+--- @include "topics/lib/schedule/next_due"
+--- @include "topics/lib/slot/read_due_batch"
+--- @include "topics/lib/slot/write_batch"
+--- @include "topics/lib/slot/limits"
+-- Return the deliveries of an earlier take that it still owns.
+local function replay_take(K, known, now_ms)
+  local token, reply = digits(known[3]), { "ok", now_ms, next_due(K, now_ms, 0), known[2], 0 }
+  for _, key in ipairs(known[1]) do
+    local entry, packed = redis.call("HGET", K.inflight, key), redis.call("HGET", K.messages, key)
+    local d, flags, _, due = entry and parse_entry(entry), read_header(packed)
+    if d and flags and d.token == token then -- fault: take-again
+      local n = #reply
+      reply[5], reply[n + 1], reply[n + 2], reply[n + 3] = known[3], key, d.due or due, packed
+    end
+  end
+  return reply
+end
+
+-- Return a function that lets the messages of a batch enter their groups (new_admission). Its own functions are created
+-- here, since few calls need them. `checked`: the slot has been validated.
+local function load_admission(K, p, ranked, checked)
+  --- @include "topics/lib/schedule/admission"
+  return new_admission(K, p, ranked, checked)
+end
+
+-- Move due messages into the ready set. Return a problem, or nil.
+local function rank_ready(K, p, now_ms)
+  --- @include "topics/lib/schedule/rank"
+  redis.call("HDEL", K.meta, "") -- see `take_messages`
+  return rank_due(K, p, now_ms)
+end
+
+-- Take due messages of a slot, once per request. Requeue lapsed deliveries first, then deliver at most `want.most`
+-- messages with `want.lease` ms. Limits: `flights` deliveries in flight (0 = unlimited) and one delivery per
+-- `interval` us (0 = unlimited) with a `burst`. All messages together fit `max_call_bytes` or there is only one. A call
+-- that requeues lapsed deliveries requeues at most 32 and delivers at most 32. Return {"ok", now ms, next due ms (0 =
+-- none), lapsed, fencing token, then three a delivery: key, due ms, message}. On a problem return nil and the problem.
+-- Then nothing was written.
+local function take_messages(K, p, now_us, request, want)
+  local now_ms = math.floor(now_us / 1000)
+  local known_reply = recall_reply(K, request, now_ms)
+  if known_reply and known_reply[1] == "foreign" then
+    return nil, known_reply[3]
+  elseif known_reply then -- fault: take-copy
+    return replay_take(K, known_reply, now_ms)
+  end
+  local meta, done, problem = redis.call("HMGET", K.meta, "v", "fence", "lease", "paused", "rate", "large", "taken"), {}, nil
+  local last, rate = tonumber(meta[2]) or 0, tonumber(meta[5]) or 0
+  K.large = meta[6] ~= false
+  problem = check_layout(K, meta[1]) or corrupt_number(K.meta, "fence", last)
+    or corrupt_number(K.meta, "lease", tonumber(meta[3]) or 0) or corrupt_number(K.meta, "rate", rate)
+  -- A topic whose new revision has no priorities still delivers its ranked messages first.
+  local ranked = p.ranked or redis.call("EXISTS", K.ready) == 1
+  local jumped = last > now_us + 1000000
+  if not problem and (ranked or jumped) then
+    --- @include "topics/lib/validate/slot"
+    problem = validate_slot(K)
+  end
+  if problem then
+    return nil, problem
+  end
+  -- @allow *
+  if jumped then
+    rate = restart_times(K, now_us, want, rate)
+  end
+  local bytes
+  bytes, problem = reclaim_lapsed(K, p, want.lease, now_ms, done)
+  local wanted, opens = count_permitted(K, want, done.lapsed and math.min(want.most, 32) or want.most, meta[4], rate, now_us)
+  local unranked = wanted > 0 and ranked and not problem and rank_ready(K, p, now_ms) or nil
+
+  local from, token = ranked and K.ready or K.scheduled, fence(last, now_us) -- fault: take-token
+  local token_text, lease_end = digits(token), digits(now_ms + want.lease)
+  local reply, keys, at, walked, taken, admit = { "ok", now_ms, 0, done.lapsed or 0, 0 }, {}, 5, 0, 0, nil
+  -- Every pass delivers or moves what it reads, so messages behind a full group are read once. A call that has moved 64
+  -- of them begins no further pass. Behind these there are probably more, so passes grow.
+  while not problem and taken < wanted and walked - taken < 64 and bytes > 0 do
+    local most = math.max(wanted - taken, walked - taken)
+    local batch = read_due_batch(K, p, ranked, now_ms, most, bytes)
+    if #batch.keys == 0 then
+      problem = unranked
+    end
+    if batch.n == 0 then
+      break
+    end
+    if walked == 0 then
+      -- Start with HDEL: a server without memory refuses a script whose first write may allocate, and a backlog must drain.
+      redis.call("HDEL", K.inflight, "")
+    end
+    local entries, leases, moved, size, i = {}, {}, {}, 0, 1
+    while i <= batch.n and taken < wanted do
+      local key, due, packed, group, admitted, again = batch.keys[i], batch.dues[i], batch.messages[i], "", true, false
+      local flags, count, message_due = read_header(packed)
+      problem = not packed and missing_entry(from, batch.members[i]) or not (flags and due) and corrupt_entry(K.messages, key) or nil
+      if not problem and flags > 1 then
+        admit = admit or load_admission(K, p, ranked, ranked or done.lapsed)
+        group, admitted, again = admit(batch, i)
+        problem = not again and not group and admitted or nil
+      end
+      if problem then
+        break -- the messages before it are delivered, and the next call reports it
+      elseif not again then
+        moved[i], i = batch.members[i], i + 1
+      end
+      if admitted and not again then
+        local plain = count == 1 and due == message_due and group == ""
+        entries[size + 1], entries[size + 2] = key, plain and token_text or format_entry(token_text, due, false, count, group)
+        leases[size + 1], leases[size + 2] = lease_end, key
+        size, taken = size + 2, taken + 1
+        keys[taken], reply[at + 1], reply[at + 2], reply[at + 3] = key, key, due, packed
+        at = at + 3
+      end
+    end
+    bytes = batch.bytes
+    write_batch(K, from, batch, entries, leases, size, moved)
+    walked = walked + #moved
+    if batch.crowded then
+      -- The ready set orders any number of messages of one time. The next calls move the rest.
+      problem = problem or unranked or not ranked and rank_ready(K, p, now_ms) or nil
+    end
+    if #moved == 0 or batch.crowded then
+      break
+    end
+  end
+  if problem and walked == 0 and not done.lapsed then
+    return nil, problem
+  end
+  if taken < wanted then
+    -- Fewer were due than permitted: the next message may go as soon as it is due.
+    opens = 0
+  end
+  if taken > 0 then
+    reply[5] = token
+    record_take(K, want, token_text, taken, meta, rate, now_us)
+  end
+  add_counters(K, done)
+  if taken > 0 or done.lapsed then
+    remember_reply(K, request, now_ms, { keys, done.lapsed or 0, token })
+  end
+  reply[3] = next_due(K, now_ms, opens)
+  return reply
+end
