@@ -74,6 +74,7 @@ ROLES = {
             "subscribers/lists/settle",
             "subscribers/lists/take",
             "subscribers/streams/leave",
+            "subscribers/streams/release",
             "subscribers/streams/renew",
         ],
         "SUBSCRIBE PSUBSCRIBE ROLE SCAN BLMOVE "

@@ -44,13 +44,14 @@ class TakenEntry:
 
     Attributes:
         state: The stored state of this delivery; no other delivery has it.
-        over: The callback has ended.
+        over: The callback has ended. The server may rightly report that the entry is gone.
+        released: This consumer releases the entry. It is not renewed any more.
         done: The entry waits for its removal.
         lost: Another consumer has the entry.
         held_from: When the request was sent that started its lease or renewed it, monotonic seconds.
     """
 
-    __slots__ = ("done", "entry", "held_from", "id", "lost", "over", "state")
+    __slots__ = ("done", "entry", "held_from", "id", "lost", "over", "released", "state")
 
     def __init__(self, name: str, number: bytes, state: bytes, data: bytes) -> None:
         self.id = number
@@ -58,6 +59,7 @@ class TakenEntry:
         self.done = False
         self.over = False
         self.lost = False
+        self.released = False
         self.held_from = 0.0
         self.entry = ListEntry(name, number.decode(), data, int(state.split()[0]))
 

@@ -204,10 +204,10 @@ class EntryReader(ABC, Generic[H]):
         elif isinstance(error, DownstreamUnavailable):
             await self._defer(taken, verdict, error)
         elif outcome != "failed":  # in progress, or the guard lost its lease to another owner
-            await self._release(taken, max(1, round(verdict.delay(0) * 1000)), undo=True)
+            await self._release_entry(taken, max(1, round(verdict.delay(0) * 1000)), undo=True)
         elif not verdict.ran and isinstance(error, StoreError):
             self._report_error(error)
-            await self._release(taken, self._options.reclaim_ms, undo=True)
+            await self._release_entry(taken, self._options.reclaim_ms, undo=True)
         else:
             log.warning("subscriber.failed", extra=self._facts | {"id": taken.entry.id}, exc_info=error)
             await self._retry_or_bury(taken, verdict)
@@ -221,17 +221,22 @@ class EntryReader(ABC, Generic[H]):
                 "subscriber.downstream_unavailable error=%r", str(error), extra=self._facts | {"error": str(error)}
             )
         self._count("downstream_unavailable")
-        await self._release(taken, round(seconds * 1000), undo=True)
+        await self._release_entry(taken, round(seconds * 1000), undo=True)
 
     async def _retry_or_bury(self, taken: H, verdict: Verdict[Any]) -> None:
         if taken.entry.deliveries >= self._options.max_deliveries:
             await self._bury(taken, "max_deliveries", verdict.error)
             return
         after = verdict.retry_after
-        await self._release(taken, self._options.reclaim_ms if after is None else round(after * 1000), undo=False)
+        await self._release_entry(taken, self._options.reclaim_ms if after is None else round(after * 1000), undo=False)
+
+    async def _release_entry(self, taken: H, after_ms: int, *, undo: bool) -> None:
+        taken.released = True  # first: no renewal may begin now
+        await self._release(taken, after_ms, undo=undo)
 
     async def _bury(self, taken: H, reason: str, error: BaseException | None) -> None:
         """Write a dead letter, then acknowledge the entry."""
+        taken.over = True
         text = last_line(error) if error is not None else ""
         try:
             dropped = await self._write_dead_letter(taken, reason, text)
@@ -317,7 +322,7 @@ class EntryReader(ABC, Generic[H]):
         taken.over = True
         self._forget(taken.id)
         try:
-            await self._release(taken, 0, undo=True)
+            await self._release_entry(taken, 0, undo=True)
             self._count("returned")
         except StoreError as error:
             self._report_error(error)

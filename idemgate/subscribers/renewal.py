@@ -21,6 +21,7 @@ class HeldEntry(Protocol):
 
     id: bytes
     over: bool
+    released: bool
     lost: bool
     held_from: float
 
@@ -55,9 +56,10 @@ class EntryRenewal(LeaseRenewal, Generic[H]):
 
     def renew(self) -> Sequence[Batch[None]]:
         entries = self._live.copy().values()
-        # Before `over` is read: the event loop sets `over`, then looks here. So one of both notices the other.
+        # Before `released` is read: the event loop sets `released`, then looks here. So one of both notices the other.
         self._under_way = {entry.id for entry in entries}
-        working = [entry for entry in entries if not entry.over and not entry.lost]
+        # Also entries whose callback has ended: the event loop may be blocked before their acknowledgements leave.
+        working = [entry for entry in entries if not entry.released and not entry.lost]
         self._under_way.intersection_update(entry.id for entry in working)
         return [self._batch(working[n : n + RENEWALS]) for n in range(0, len(working), RENEWALS)]
 
@@ -75,7 +77,7 @@ class EntryRenewal(LeaseRenewal, Generic[H]):
         for entry, is_held in zip(entries, held, strict=True):
             if is_held:
                 entry.held_from = sent
-            elif not entry.over and not entry.lost:  # one that ended meanwhile may have been released
+            elif not entry.over and not entry.lost:  # one that ended meanwhile may have been settled
                 entry.lost = True
                 self._on_lost(entry)
 
@@ -86,7 +88,7 @@ class EntryRenewal(LeaseRenewal, Generic[H]):
         """Do nothing: the store decides who holds an entry, and the next renewal that succeeds reports it."""
 
     async def wait_for(self, number: bytes) -> None:
-        """Wait until no renewal of an entry is under way, at most for the lease. The entry must be `over`."""
+        """Wait until no renewal of an entry is under way, at most for the lease. The entry must be `released`."""
         end = monotonic() + self.lease
         while number in self._under_way and monotonic() < end:  # noqa: ASYNC110 - a thread empties it
             await asyncio.sleep(0.001)

@@ -49,13 +49,14 @@ class PendingEntry:
 
     Attributes:
         raw: Names and values as received.
-        over: The callback has ended.
+        over: The callback has ended. The server may rightly report that the entry is gone.
+        released: This consumer releases the entry. A renewal would undo that.
         done: The entry waits for its acknowledgement.
         lost: Another consumer has the entry.
         held_from: When the request was sent that took or renewed it, monotonic seconds.
     """
 
-    __slots__ = ("done", "entry", "held_from", "id", "lost", "over", "raw")
+    __slots__ = ("done", "entry", "held_from", "id", "lost", "over", "raw", "released")
 
     def __init__(self, stream: str, number: bytes, raw: Sequence[bytes], deliveries: int) -> None:
         self.id = number
@@ -63,6 +64,7 @@ class PendingEntry:
         self.done = False
         self.lost = False
         self.over = False
+        self.released = False
         self.held_from = 0.0
         names = (name.decode(errors="surrogateescape") for name in raw[::2])
         self.entry = Entry(stream, number.decode(), dict(zip(names, raw[1::2], strict=True)), deliveries)
@@ -141,9 +143,12 @@ class Group:
 
     async def release(self, entry: PendingEntry, after_ms: int, *, undo: bool) -> None:
         """Make an entry reclaimable after `after_ms`, at most the reclaim time. With `undo` it counts as no attempt."""
-        deliveries = entry.entry.deliveries - undo
-        idle = max(0, self.reclaim_ms - after_ms)
-        await self._claim(0, entry.id, "IDLE", idle, "RETRYCOUNT", deliveries, "JUSTID")
+        await self._link.run(self.build_release(entry, max(0, self.reclaim_ms - after_ms), undo=undo))
+
+    def build_release(self, entry: PendingEntry, idle_ms: int, *, undo: bool) -> Call[bool]:
+        """Build the call that sets the idle time of an entry. Its answer says whether this consumer still held it."""
+        args = ("", self.group, self.consumer, entry.id, idle_ms, entry.entry.deliveries - undo)
+        return call("subscribers/streams/release", (self._key,), args, _read_released)
 
     async def ack(self, ids: Sequence[bytes]) -> None:
         await self._link.command("XACK", self.stream, self.group, *ids)
@@ -188,6 +193,10 @@ class Group:
 
 def _read_renewed(reply: list[Any]) -> list[bool]:
     return [word == b"renewed" for word in reply[2:]]
+
+
+def _read_released(reply: list[Any]) -> bool:
+    return bool(reply[0] == b"released")
 
 
 def _read_left(reply: list[Any]) -> bool:

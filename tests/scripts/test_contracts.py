@@ -18,7 +18,7 @@ from idemgate.guard.claims import Claims, Record, register_retention
 from idemgate.membership import heartbeats as members
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls, TakenEntry
-from idemgate.subscribers.stream_group import Group
+from idemgate.subscribers.stream_group import Group, PendingEntry
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.dead_letters import DeadFilter, DeadPosition
@@ -354,6 +354,7 @@ def _calls() -> list[Call[Any]]:
         jobs.bury(entry, b"letter"),
         *(group.renew([b"1-0"] * n) for n in (0, 1, 3)),
         group.build_leave("me"),
+        group.build_release(PendingEntry("s", b"1-0", [], 1), 5, undo=True),
         members.heartbeat("ns", "g", None, said, 1000),
         members.heartbeat("ns", "g", None, said_much, 1000),
         members.leave("ns", "g", None, "m"),

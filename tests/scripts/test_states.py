@@ -150,6 +150,7 @@ def _words(call: Call[Any], reply: Any) -> None:
 
 ELSEWHERE = {
     "subscribers/streams/leave": "an idle time changes with each call; tests/worker/test_subscribers_stream asks",
+    "subscribers/streams/release": "it sets an entry's idle time; tests/worker/test_subscribers_stream releases some",
     "subscribers/streams/renew": "an idle time is never the same twice; tests/worker/test_subscribers_stream does",
     "store/touch": "takes no time and says no word, but 1; it stands behind what the link writes, and is tried below",
 }

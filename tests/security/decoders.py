@@ -219,6 +219,7 @@ def _calls() -> Iterator[Call[Any]]:
     group = Group(cast(Any, None), "s", "g", "c", 1)
     yield group.renew([b"1-0"])
     yield group.build_leave("c")
+    yield group.build_release(PendingEntry("s", b"1-0", [], 1), 1, undo=True)
 
 
 CALLS = tuple(_calls())

@@ -23,7 +23,7 @@ from idemgate.lua import commands, names
 from idemgate.membership import heartbeats as members
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls
-from idemgate.subscribers.stream_group import Group
+from idemgate.subscribers.stream_group import Group, PendingEntry
 from idemgate.testing import Clock, audit
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
@@ -363,6 +363,7 @@ class Scene:
             entries.take(1),
             group.renew([b"1-0"]),
             group.build_leave("me"),
+            group.build_release(PendingEntry("stream", b"1-0", [], 1), 5, undo=True),
             entries.renew([entry]),
             entries.remove([entry.id]),
             entries.retry(entry, 1000, undo=False),
@@ -425,6 +426,7 @@ FOREIGN_KEYS = {
     "subscribers/lists/settle",
     "subscribers/lists/take",
     "subscribers/streams/leave",
+    "subscribers/streams/release",
     "subscribers/streams/renew",
 }
 """Calls on keys of the user's own. No role has them unless the rule names them."""

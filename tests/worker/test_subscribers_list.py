@@ -426,6 +426,32 @@ async def test_leases_are_renewed_while_a_callback_blocks_the_event_loop(one: Ga
     assert renewed == [True]
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_an_entry_is_renewed_until_its_removal_is_answered(kind: str, one: Gate, jobs: Queue) -> None:
+    # Given an event loop that is blocked as soon as the callback ended, until the lease was renewed
+    ids = list[str]()
+
+    async def handle_async(entry: ListEntry) -> None:
+        ids.append(entry.id)
+
+    def renewed() -> bool:
+        first, end = jobs.raw.zscore(jobs.leases, ids[0]), time.monotonic() + 5
+        while (lease := jobs.raw.zscore(jobs.leases, ids[0])) == first and time.monotonic() < end:
+            time.sleep(0.01)
+        return bool(lease > first)
+
+    one.consume_list(jobs.name, reclaim="3s")((lambda entry: ids.append(entry.id)) if kind == "sync" else handle_async)
+    async with one.aio.subscribers(), asyncio.timeout(30):
+        jobs.push("7")
+        while not one.counters["list.handled"]:
+            await asyncio.sleep(0)  # each turn of the loop, so that the removal has not left
+        was_renewed = renewed()
+        await eventually(jobs.settled)
+    # Then no other consumer takes the entry meanwhile, and none is reported to have it
+    assert was_renewed
+    assert (one.counters["list.acked"], one.counters["list.lost"]) == (1, 0)
+
+
 async def test_an_entry_that_another_took_is_counted_as_lost(one: Gate, jobs: Queue) -> None:
     # Given an entry that runs here
     release, started = asyncio.Event(), list[str]()

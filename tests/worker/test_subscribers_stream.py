@@ -466,6 +466,53 @@ async def test_leases_are_renewed_while_a_callback_blocks_the_event_loop(one: Ga
     assert renewed == [True]
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("verdict", ["acked", "dead"])
+async def test_an_entry_is_renewed_until_its_acknowledgement_is_answered(
+    kind: str, verdict: str, one: Gate, stream: Log
+) -> None:
+    # Given an event loop that is blocked as soon as the callback ended, until the entry was renewed
+    def handle(entry: Entry) -> None:
+        if verdict == "dead":
+            raise Bury
+
+    async def handle_async(entry: Entry) -> None:
+        handle(entry)
+
+    def renewed() -> bool:
+        idle, end = -1, time.monotonic() + 5
+        while (before := idle) <= (idle := stream.pending()[0]["time_since_delivered"]) and time.monotonic() < end:
+            time.sleep(0.01)
+        return idle < before
+
+    one.stream(stream.name, group="billing", reclaim="3s")(handle if kind == "sync" else handle_async)
+    async with one.aio.subscribers(), asyncio.timeout(30):
+        stream.add(n=1)
+        while not one.counters["stream.handled"] + one.counters["stream.rejected"]:
+            await asyncio.sleep(0)  # each turn of the loop, so that the acknowledgement has not left
+        was_renewed = renewed()
+        await eventually(lambda: stream.settled(1))
+    # Then no other consumer reclaims the entry meanwhile, and none is reported to have it
+    assert was_renewed
+    assert (one.counters[f"stream.{verdict}"], one.counters["stream.lost"]) == (1, 0)
+
+
+async def test_a_late_release_leaves_an_entry_to_the_consumer_that_took_it(
+    one: Gate, stream: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an entry whose callback failed, and that another consumer takes before the release arrives
+    @one.stream(stream.name, group="billing", reclaim="60s")
+    async def handle(entry: Entry) -> None:
+        stream.claim(entry.id.encode(), "other", idle=0, count=2)
+        raise ValueError
+
+    async with one.aio.subscribers():
+        stream.add(n=1)
+        await eventually(lambda: one.counters["stream.failed"])
+    # Then the other consumer keeps it
+    assert [(found["consumer"], found["times_delivered"]) for found in stream.pending()] == [(b"other", 2)]
+
+
 async def test_an_entry_that_another_took_while_the_process_stalled_does_not_start(
     one: Gate, stream: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
