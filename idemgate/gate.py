@@ -36,23 +36,13 @@ from idemgate.errors import InvalidArgument
 from idemgate.gate_aio import AioGate
 from idemgate.guard.batch import ClaimBatch, build_completions, build_releases, record_ends, run_ends
 from idemgate.guard.callback import OnFailure, OnVerdict, wrap_callback
-from idemgate.guard.claim import BaseClaim, Claim
+from idemgate.guard.claim import BaseClaim, Claim, claim_request, claim_requests
 from idemgate.guard.claims import Record
+from idemgate.guard.context import build_guard_context
 from idemgate.guard.decide import cancel, forget, inspect, mark_call, mark_calls, resolve
-from idemgate.guard.decorator import OnceFunction
+from idemgate.guard.decorator import OnceFunction, decorate
 from idemgate.guard.guard import Guard
-from idemgate.guard.options import (
-    ClaimOptions,
-    GuardOptions,
-    NoSkipOptions,
-    build_driver,
-    check_choice,
-    claim_attempt,
-    claim_attempts,
-    decorate,
-    once_options,
-    split_bare,
-)
+from idemgate.guard.options import ClaimOptions, GuardOptions, NoSkipOptions, check_choice, once_options, split_bare
 from idemgate.store.context import Context
 from idemgate.store.durability import DurabilityOption, parse_durability
 from idemgate.topics.decorator import MergedFunction, decorate_merge
@@ -347,7 +337,8 @@ class Gate:
         Raises:
             InvalidArgument: an option is invalid.
         """
-        return Guard(build_driver(self.context, once_options(self.context.codec, "guard", scope, options), options))
+        checked = once_options(self.context.codec, "guard", scope, options)
+        return Guard(build_guard_context(self.context, checked, options))
 
     def callback(
         self,
@@ -413,7 +404,7 @@ class Gate:
             LeaseLost: the reply came so late that another caller has taken the key over.
             StoreError: the store did not answer.
         """
-        return Claim(self.context, claim_attempt(self.context, key, fingerprint, options)).acquire()
+        return Claim(self.context, claim_request(self.context, key, fingerprint, options)).acquire()
 
     def claim_many(self, keys: Iterable[Key], **options: Unpack[ClaimOptions]) -> ClaimBatch:
         """Claim many keys together and return their claims in order.
@@ -436,8 +427,8 @@ class Gate:
             StoreError: the store did not answer. Granted claims are released if it can be reached, else their leases
                 expire.
         """
-        attempts = claim_attempts(self.context, keys, options)
-        return ClaimBatch(self.context, [Claim(self.context, attempt) for attempt in attempts]).acquire()
+        requests = claim_requests(self.context, keys, options)
+        return ClaimBatch(self.context, [Claim(self.context, request) for request in requests]).acquire()
 
     def complete_many(
         self, pairs: Iterable[tuple[BaseClaim, object]], *, retention: Duration | None = None

@@ -9,10 +9,10 @@ from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
 from idemgate.dedup.dedup import AioDedup, Dedup
 from idemgate.guard.batch import AioClaimBatch, build_completions, build_releases, record_ends, run_ends_async
-from idemgate.guard.claim import AioClaim, BaseClaim
+from idemgate.guard.claim import AioClaim, BaseClaim, claim_request, claim_requests
 from idemgate.guard.claims import Record
 from idemgate.guard.decide import cancel_async, forget_async, inspect_async, mark_call, mark_calls, resolve_async
-from idemgate.guard.options import ClaimOptions, claim_attempt, claim_attempts
+from idemgate.guard.options import ClaimOptions
 from idemgate.store.context import Context
 from idemgate.topics.policy import TopicOptions
 from idemgate.topics.registry import StoredTopic, stored_topics_async
@@ -47,12 +47,12 @@ class AioGate:
 
     def claim(self, key: Key, *, fingerprint: object | None = None, **options: Unpack[ClaimOptions]) -> AioClaim:
         """Claim a key; see `Gate.claim`. `await` it, or use it in `async with`."""
-        return AioClaim(self.context, claim_attempt(self.context, key, fingerprint, options))
+        return AioClaim(self.context, claim_request(self.context, key, fingerprint, options))
 
     def claim_many(self, keys: Iterable[Key], **options: Unpack[ClaimOptions]) -> AioClaimBatch:
         """Claim many keys; see `Gate.claim_many`. `await` it, or use it in `async with`."""
-        attempts = claim_attempts(self.context, keys, options)
-        return AioClaimBatch(self.context, [AioClaim(self.context, attempt) for attempt in attempts])
+        requests = claim_requests(self.context, keys, options)
+        return AioClaimBatch(self.context, [AioClaim(self.context, request) for request in requests])
 
     async def complete_many(
         self, pairs: Iterable[tuple[BaseClaim, object]], *, retention: Duration | None = None

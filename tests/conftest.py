@@ -299,7 +299,7 @@ def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
     waiter_wait = Waiter.wait
     monkeypatch.setattr(Waiter, "wait", wait)
-    for module in ("idemgate.guard.claim", "idemgate.guard.driver"):
+    for module in ("idemgate.guard.claim", "idemgate.guard.call"):
         monkeypatch.setattr(import_module(module), "wait_for_wakeup", wait_for_wakeup)
     monkeypatch.setattr(import_module("idemgate.worker.poller"), "POLL", 3600.0)
 

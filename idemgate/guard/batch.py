@@ -8,15 +8,16 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from idemgate.core.calls import PerKeyCall
+from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration
 from idemgate.core.validation import check_iterable
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.guard.acquire import acquire_many, acquire_many_async, renew_late, renew_late_async
-from idemgate.guard.attempt import ClaimAttempt, build_release_calls
 from idemgate.guard.claim import AioClaim, BaseClaim, Claim
 from idemgate.guard.claims import Claims, Completion
 from idemgate.guard.ending import record_block_end, renew_until_ended
 from idemgate.guard.heartbeat import EndTimeouts, end_timeouts
+from idemgate.guard.request import Request
 from idemgate.store.context import Context
 
 __all__ = [
@@ -41,14 +42,18 @@ class _Batch(list[C]):
         self._acquired = False
         self._entered: list[C] = []
 
-    @property
-    def _attempts(self) -> list[ClaimAttempt]:
-        return [claim._attempt for claim in self]
+    def _requests(self) -> list[Request]:
+        return [claim._request for claim in self]
 
-    def _apply_reply(self, outcomes: Sequence[Any]) -> None:
-        """Store the replies of the claims."""
+    def _give_up(self) -> None:
+        """Make the next claims those of other owners; see `BaseClaim._give_up`."""
+        for claim in self:
+            claim._give_up()
+
+    def _apply_replies(self, outcomes: Sequence[Any], leased_at: float) -> None:
+        """Store the replies of the claims, whose leases count from this time."""
         for claim, outcome in zip(self, outcomes, strict=True):
-            claim._apply_reply(outcome)
+            claim._apply_reply(outcome, leased_at)
         self._acquired = True
 
     def _enter_block(self) -> None:
@@ -59,7 +64,7 @@ class _Batch(list[C]):
 
     def _held_claims(self, error: BaseException | None) -> list[C]:
         """Return the claims that the block must release, because its body has not ended them."""
-        if error is not None and self._entered and self._entered[0]._attempt.must_hold(error):
+        if error is not None and self._entered and self._entered[0]._must_hold(error):
             return []  # the claims share their options
         return [claim for claim in self._entered if claim._is_held]
 
@@ -80,8 +85,13 @@ class ClaimBatch(_Batch[Claim]):
     def acquire(self) -> Self:
         """Send the claims unless they were sent; `gate.claim_many` does this."""
         if not self._acquired:
-            attempts = self._attempts
-            self._apply_reply(renew_late(self._context, attempts, acquire_many(self._context, attempts)))
+            requests, sent_at = self._requests(), monotonic()
+            try:
+                outcomes = acquire_many(self._context, requests)
+            except BaseException:
+                self._give_up()
+                raise
+            self._apply_replies(*renew_late(self._context, requests, outcomes, sent_at))
         return self
 
     def __enter__(self) -> Self:
@@ -116,9 +126,13 @@ class AioClaimBatch(_Batch[AioClaim]):
     async def _acquire(self) -> Self:
         """Send the claims unless they were sent."""
         if not self._acquired:
-            attempts = self._attempts
-            outcomes = await acquire_many_async(self._context, attempts)
-            self._apply_reply(await renew_late_async(self._context, attempts, outcomes))
+            requests, sent_at = self._requests(), monotonic()
+            try:
+                outcomes = await acquire_many_async(self._context, requests)
+            except BaseException:
+                self._give_up()
+                raise
+            self._apply_replies(*await renew_late_async(self._context, requests, outcomes, sent_at))
         return self
 
     async def __aenter__(self) -> Self:
@@ -140,7 +154,7 @@ class AioClaimBatch(_Batch[AioClaim]):
 
 def _batch_timeouts(context: Context, claims: Sequence[BaseClaim], completes: bool) -> EndTimeouts:
     """Return the timeouts for ending claims together: those of the shortest lease."""
-    lease = min((claim._attempt.options.lease for claim in claims), default=0)
+    lease = min((claim._request.options.lease for claim in claims), default=0)
     return end_timeouts(context, lease, renewed=completes and all(claim._is_renewed for claim in claims))
 
 
@@ -196,7 +210,8 @@ def build_releases(context: Context, claims: Iterable[BaseClaim]) -> tuple[list[
     checked = _check_claims(context, "claims", _CLAIMS, list(check_iterable(claims, "claims", _CLAIMS)))
     for claim in checked:
         claim._reply  # noqa: B018 - raises the error of the claim before anything is written
-    calls = build_release_calls([claim._attempt for claim in checked], context.batch_size)
+    releases = [(one.record[0], one.owner, one.options.retention, b"") for one in (claim._request for claim in checked)]
+    calls = Claims(context.namespace, context.clock).release_each(releases, context.batch_size, undo=False)
     for claim in checked:
         claim._mark_ended()
     return checked, calls
@@ -233,7 +248,7 @@ def _check_unique(claims: list[BaseClaim]) -> None:
     if len(set(map(id, claims))) < len(claims):
         index = next(i for i, claim in enumerate(claims) if any(claim is other for other in claims[:i]))
         name, fix = f"pairs[{index}]", "Pass each claim once"
-        raise InvalidArgument(name, claims[index]._attempt.key, "the claim of this key occurs twice", fix)
+        raise InvalidArgument(name, claims[index]._request.key, "the claim of this key occurs twice", fix)
 
 
 _PAIRS = "Pass (claim, result) tuples, of claims of this gate"

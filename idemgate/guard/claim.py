@@ -4,24 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from idemgate.core.calls import Call
 from idemgate.core.clock import monotonic
+from idemgate.core.codec import digest
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.keys import text_of
-from idemgate.errors import ClaimRejected, IdemgateError, InvalidArgument, ResultUnavailable, StoreError
-from idemgate.guard.acquire import acquire, acquire_async, renew_before_start, renew_before_start_async
-from idemgate.guard.attempt import ClaimAttempt, decode_failure, rejection_error
-from idemgate.guard.claims import ClaimReply, Completion, Renewal
+from idemgate.core.keys import Key, text_of
+from idemgate.core.validation import check_iterable
+from idemgate.errors import (
+    ClaimRejected,
+    IdemgateError,
+    InvalidArgument,
+    LeaseLost,
+    NotDurable,
+    ResultUnavailable,
+    StoreError,
+)
+from idemgate.guard.call import (
+    decode_failure,
+    is_late,
+    pause,
+    rejection_error,
+    renew,
+    renew_async,
+    send_claim,
+    send_claim_async,
+)
+from idemgate.guard.claims import ClaimReply, Claims, Completion, Renewal
 from idemgate.guard.current import Execution, own_wait_error
 from idemgate.guard.ending import record_block_end, renew_until_ended
-from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, wait_for_wakeup
+from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, register_scope, wait_for_wakeup
+from idemgate.guard.options import ClaimOptions, OnceOptions, claim_options
+from idemgate.guard.request import (
+    FAILURE,
+    INFINITE,
+    NOT_STORED,
+    VALUE,
+    Grant,
+    Request,
+    build_request,
+    log_facts,
+)
 from idemgate.store.context import Context
 
-__all__ = ["AioClaim", "BaseClaim", "Claim"]
+__all__ = ["AioClaim", "BaseClaim", "Claim", "claim_request", "claim_requests"]
 
 log = logging.getLogger("idemgate.once")
 
@@ -43,14 +72,16 @@ class BaseClaim:
     """
 
     __slots__ = (
-        "__weakref__", "_attempt", "_blocks", "_cancelled", "_context", "_end_recorded", "_end_requested", "_entry",
-        "_error", "_execution",
+        "__weakref__", "_answer", "_blocks", "_cancelled", "_context", "_end_recorded", "_end_requested", "_error",
+        "_execution", "_extended_until", "_leased_at", "_request",
     )  # fmt: skip
 
-    def __init__(self, context: Context, attempt: ClaimAttempt) -> None:
+    def __init__(self, context: Context, request: Request) -> None:
         self._context = context
-        self._attempt = attempt
-        self._entry: ClaimReply | None = None
+        self._request = request
+        self._answer: ClaimReply | None = None
+        self._leased_at = INFINITE  # the lease counts from this time of the process
+        self._extended_until = 0.0  # the end of the lease that was asked for last
         self._error: IdemgateError | None = None
         self._end_requested = False  # an end was requested
         self._end_recorded = False  # and its reply was recorded
@@ -59,22 +90,34 @@ class BaseClaim:
         self._blocks: list[Heartbeat | None] = []  # the heartbeats of the blocks it is in
 
     def __repr__(self) -> str:
-        entry = self._entry
-        answer = f"{entry.state} token={entry.token}" if entry else repr(self._error) if self._error else "not sent"
-        return f"<{type(self).__name__} {text_of(self._attempt.key)!r} {answer}>"
+        reply = self._answer
+        answer = f"{reply.state} token={reply.token}" if reply else repr(self._error) if self._error else "not sent"
+        return f"<{type(self).__name__} {text_of(self._request.key)!r} {answer}>"
 
-    def _set_reply(self, entry: ClaimReply) -> None:
+    def _begin_send(self) -> Request:
+        """Return the request to send. A late copy of an earlier one may have started the lease."""
+        self._leased_at = min(self._leased_at, monotonic())
+        return self._request
+
+    def _give_up(self) -> None:
+        """Make the next claim that of another owner: the release of this one could follow it, and free the key."""
+        self._request, self._leased_at = self._request.of_new_owner(), INFINITE
+
+    def _build_grant(self, reply: ClaimReply) -> Grant:
+        return Grant(self._request, reply, self._leased_at, "lease")
+
+    def _set_reply(self, reply: ClaimReply) -> None:
         """Store the reply to the claim. Raise its error if the claim was rejected."""
-        if (error := rejection_error(entry, self._attempt.key, self._attempt.options.scope)) is not None:
+        if (error := rejection_error(reply, self._request.key, self._request.options.scope)) is not None:
             raise error
-        self._entry = entry
-        self._attempt.entry = entry
-        if self._blocks and entry.state == "started":
+        self._answer = reply
+        if self._blocks and reply.state == "started":
             # `wait` granted it inside its block. Another task may have awaited it, so `current()` stays as it is.
             self._blocks[-1] = self._start_heartbeat(with_current=False)
 
-    def _apply_reply(self, outcome: ClaimReply | StoreError) -> None:
+    def _apply_reply(self, outcome: ClaimReply | StoreError, leased_at: float) -> None:
         """Store one reply of a batch. Keep its error for the caller that uses this claim."""
+        self._leased_at = leased_at
         try:
             if isinstance(outcome, StoreError):
                 raise outcome
@@ -88,14 +131,14 @@ class BaseClaim:
         """The reply to the claim. Raise its error, or InvalidArgument if it was not awaited yet."""
         if self._error is not None:
             raise self._error
-        if self._entry is None:
+        if self._answer is None:
             raise InvalidArgument(
                 "claim",
-                self._attempt.key,
+                self._request.key,
                 "the claim was not awaited",
                 "Write `claim = await gate.aio.claim(...)` or `async with`",
             )
-        return self._entry
+        return self._answer
 
     @property
     def state(self) -> ClaimState:
@@ -154,22 +197,22 @@ class BaseClaim:
         A model is the dict of its fields. A stored failure (`on_error="store"`) is a dict of
         "failed", its type, and "text". Raise ResultUnavailable if the key is done without a result.
         """
-        entry = self._reply
-        if entry.state != "done":
+        reply, options = self._reply, self._request.options
+        if reply.state != "done":
             return None
-        if entry.kind == b"n":
-            why = entry.result.decode(errors="replace") or "nothing was stored"
-            raise ResultUnavailable(text_of(self._attempt.key), why, self._attempt.options.scope)
-        if entry.kind == b"e":
-            kind, text = decode_failure(entry)
+        if reply.kind == NOT_STORED:
+            why = reply.result.decode(errors="replace") or "nothing was stored"
+            raise ResultUnavailable(text_of(self._request.key), why, options.scope)
+        if reply.kind == FAILURE:
+            kind, text = decode_failure(reply)
             return {"failed": kind, "text": text}
-        return self._attempt.options.codec.decode(entry.result)
+        return options.codec.decode(reply.result)
 
     @property
     def recovered(self) -> Any:
         """The checkpoint of a former attempt, or None."""
         packed = self._reply.checkpoint
-        return self._attempt.options.codec.decode(packed) if packed else None
+        return self._request.options.codec.decode(packed) if packed else None
 
     def _mark_ended(self) -> None:
         """Note that an end was requested: a renewal that fails from now on is no loss."""
@@ -188,39 +231,51 @@ class BaseClaim:
             self._end_recorded = True
             if not held:
                 self._context.counters.add("once.lease_lost")
-                facts = self._attempt.log_facts()
+                facts = log_facts(self._request)
                 log.warning("once.lease_lost scope=%r key=%r", *facts.values(), extra=facts)
         return held
 
     def _completion(self, result: object, retention: Duration | None) -> Completion:
         """Return the record, owner, token, retention (ms) and encoded result of a completion."""
-        attempt = self._attempt
-        retention_ms = attempt.options.retention if retention is None else milliseconds(retention, "retention")
-        data = attempt.options.codec.encode(result, "result")
-        return attempt.record[0], attempt.owner, self.token, retention_ms, data
+        request, options = self._request, self._request.options
+        retention_ms = options.retention if retention is None else milliseconds(retention, "retention")
+        return request.record[0], request.owner, self.token, retention_ms, options.codec.encode(result, "result")
 
     def _build_completion(self, result: object, retention: Duration | None) -> Call[bool]:
         """Build the call that completes the claim."""
         record, owner, fence, retention_ms, data = self._completion(result, retention)
-        return self._attempt.claims.complete((record,), owner, fence, retention_ms, b"v", data)
+        return self._request.claims.complete((record,), owner, fence, retention_ms, VALUE, data)
+
+    def _build_release(self) -> Call[bool]:
+        """Build the call that releases the claim."""
+        request = self._request
+        return request.claims.release(request.record, request.owner, request.options.retention)
+
+    def _build_checkpoint(self, data: object) -> Call[bool]:
+        """Build the call that stores a checkpoint."""
+        request = self._request
+        return request.claims.checkpoint(request.record, request.owner, self._context.codec.encode(data, "checkpoint"))
 
     def _build_extension(self, lease: Duration | None) -> Call[Renewal]:
-        """Build the call that renews the lease."""
-        attempt = self._attempt
-        length = attempt.options.lease if lease is None else milliseconds(lease, "lease")
-        attempt.extended_until = monotonic() + length / 1000
-        return attempt.claims.renew(attempt.record, attempt.owner, length, attempt.options.retention)
+        """Build the call that renews the lease. The heartbeats of its blocks do not shorten it."""
+        request = self._request
+        length = request.options.lease if lease is None else milliseconds(lease, "lease")
+        self._extended_until = monotonic() + length / 1000
+        for heartbeat in self._blocks:
+            if heartbeat is not None:
+                heartbeat.extend(self._extended_until)
+        return request.claims.renew(request.record, request.owner, length, request.options.retention)
 
     def _record_extension(self, renewal: Renewal, asked: float) -> bool:
         """Record the reply to a renewal that was sent at `asked`. Return False if the claim was lost."""
         if renewal != "lost":
-            self._attempt.leased_at = asked
+            self._leased_at = asked
         self._cancelled = self._cancelled or renewal == "cancelled"
         return renewal != "lost"
 
     def _check_other_owner(self) -> None:
         """Raise AlreadyInProgress if the caller is part of the run that owns the key, so that a wait could not end."""
-        if (error := own_wait_error(self._context, self._attempt, self._reply.left_ms)) is not None:
+        if (error := own_wait_error(self._context, self._request, self._reply.left_ms)) is not None:
             raise error
 
     def _enter_block(self, with_current: bool = True) -> None:
@@ -229,12 +284,13 @@ class BaseClaim:
 
     def _start_heartbeat(self, with_current: bool) -> Heartbeat:
         """Start the renewals of this claim. With `with_current`, `current()` returns its execution."""
-        attempt = self._attempt
+        grant = self._build_grant(self._reply)
         if self._execution is None:
-            self._execution = Execution(self._context, attempt, self.token, self.attempt, self.recovered)
+            self._execution = Execution(self._context, grant, self.token, self.attempt, self.recovered)
         if with_current:
             self._execution.end_with(self)
-        heartbeat = Heartbeat(self._context, attempt, self._execution, with_current)
+        heartbeat = Heartbeat(self._context, grant, self._execution, with_current)
+        heartbeat.extend(self._extended_until)
         return heartbeat.__enter__()
 
     def _leave_block(self) -> None:
@@ -244,7 +300,7 @@ class BaseClaim:
 
     def _end_timeouts(self, completes: bool) -> EndTimeouts:
         """Return the timeouts of an end. A completion in a block may take as long as the lease, which is renewed."""
-        return end_timeouts(self._context, self._attempt.options.lease, renewed=completes and self._is_renewed)
+        return end_timeouts(self._context, self._request.options.lease, renewed=completes and self._is_renewed)
 
     @property
     def _is_renewed(self) -> bool:
@@ -260,13 +316,17 @@ class BaseClaim:
 
     def _must_end(self, error: BaseException | None) -> bool:
         """Return True if a block that raised this error must end its claim."""
-        return self._is_held and (error is None or not self._attempt.must_hold(error))
+        return self._is_held and (error is None or not self._must_hold(error))
+
+    def _must_hold(self, error: BaseException) -> bool:
+        """Return True if this error of the body is an interruption that leaves the key to `gate.resolve`."""
+        return self._request.options.holds_interrupted and not isinstance(error, Exception)
 
     def _build_block_end(self, error: BaseException | None) -> Call[bool] | None:
         """Build the call that ends the claim of a block, or None if its body has ended it or the key must be held."""
         if not self._must_end(error):
             return None
-        return self._end_with(self._build_completion(None, None) if error is None else self._attempt.build_release())
+        return self._end_with(self._build_completion(None, None) if error is None else self._build_release())
 
 
 class Claim(BaseClaim):
@@ -279,16 +339,21 @@ class Claim(BaseClaim):
 
     def acquire(self) -> Self:
         """Send the claim unless it was sent; `gate.claim` does this. One round trip."""
-        if self._entry is None and self._error is None:
+        if self._answer is None and self._error is None:
             self._send()
         return self
 
     def _send(self) -> None:
         """Send the claim. Raise LeaseLost if its lease has ended before the reply arrived, and was taken over."""
-        self._attempt.entry = entry = acquire(self._context, self._attempt)
-        if entry.state == "started" and self._attempt.needs_renewal:
-            renew_before_start(self._context, self._attempt)
-        self._set_reply(entry)
+        request = self._begin_send()
+        try:
+            reply = send_claim(self._context, request)
+            if reply.state == "started" and is_late(grant := self._build_grant(reply)):
+                self._leased_at = renew(self._context, grant).leased_at
+        except (NotDurable, LeaseLost):
+            self._give_up()
+            raise
+        self._set_reply(reply)
 
     def __enter__(self) -> Self:
         self._enter_block()
@@ -335,7 +400,7 @@ class Claim(BaseClaim):
             StoreError: the store did not answer.
         """
         return self._record_end(
-            self._context.link.run(self._end_with(self._attempt.build_release()), *self._end_timeouts(completes=False))
+            self._context.link.run(self._end_with(self._build_release()), *self._end_timeouts(completes=False))
         )
 
     def extend(self, lease: Duration | None = None) -> bool:
@@ -363,7 +428,7 @@ class Claim(BaseClaim):
             InvalidArgument: the data cannot be stored.
             StoreError: the store did not answer.
         """
-        return self._context.link.run(self._attempt.build_checkpoint(self._context.codec, data))
+        return self._context.link.run(self._build_checkpoint(data))
 
     def wait(self, timeout: Duration) -> ClaimState:
         """Wait until the claim of another owner ends, then claim again.
@@ -386,13 +451,13 @@ class Claim(BaseClaim):
         if self.state != "in_progress":
             return self.state
         self._check_other_owner()
-        with self._context.link.waiting(self._attempt.record[0]) as waiter:
+        with self._context.link.waiting(self._request.record[0]) as waiter:
             while True:
                 self._send()
-                left = end - monotonic()
-                if self.state != "in_progress" or left <= 0:
+                seconds = pause(self._reply, end)
+                if self.state != "in_progress" or seconds <= 0:
                     return self.state
-                waiter.wait(min(left, 1.0, max(self._reply.left_ms / 1000, 0.01)))
+                waiter.wait(seconds)
 
 
 class AioClaim(BaseClaim):
@@ -406,16 +471,21 @@ class AioClaim(BaseClaim):
 
     async def _acquire(self) -> Self:
         """Send the claim unless it was sent."""
-        if self._entry is None and self._error is None:
+        if self._answer is None and self._error is None:
             await self._send()
         return self
 
     async def _send(self) -> None:
         """Send the claim; see `Claim._send`."""
-        self._attempt.entry = entry = await acquire_async(self._context, self._attempt)
-        if entry.state == "started" and self._attempt.needs_renewal:
-            await renew_before_start_async(self._context, self._attempt)
-        self._set_reply(entry)
+        request = self._begin_send()
+        try:
+            reply = await send_claim_async(self._context, request)
+            if reply.state == "started" and is_late(grant := self._build_grant(reply)):
+                self._leased_at = (await renew_async(self._context, grant)).leased_at
+        except (NotDurable, LeaseLost, asyncio.CancelledError):
+            self._give_up()
+            raise
+        self._set_reply(reply)
 
     async def __aenter__(self) -> Self:
         await self._acquire()
@@ -453,7 +523,7 @@ class AioClaim(BaseClaim):
 
     async def release(self) -> bool:
         """Release the claim; see `Claim.release`."""
-        return self._record_end(await self._run_end(self._end_with(self._attempt.build_release()), completes=False))
+        return self._record_end(await self._run_end(self._end_with(self._build_release()), completes=False))
 
     async def extend(self, lease: Duration | None = None) -> bool:
         """Renew the lease; see `Claim.extend`."""
@@ -462,7 +532,7 @@ class AioClaim(BaseClaim):
 
     async def checkpoint(self, data: object) -> bool:
         """Store data for the next attempt; see `Claim.checkpoint`."""
-        return await self._context.aio_link.run(self._attempt.build_checkpoint(self._context.codec, data))
+        return await self._context.aio_link.run(self._build_checkpoint(data))
 
     async def wait(self, timeout: Duration) -> ClaimState:  # noqa: ASYNC109 - a timeout returns a state and does not raise
         """Wait until the claim of another owner ends, then claim again; see `Claim.wait`."""
@@ -470,10 +540,36 @@ class AioClaim(BaseClaim):
         if self.state != "in_progress":
             return self.state
         self._check_other_owner()
-        async with self._context.aio_link.waiting(self._attempt.record[0]) as wake:
+        async with self._context.aio_link.waiting(self._request.record[0]) as wake:
             while True:
                 await self._send()
-                left = end - monotonic()
-                if self.state != "in_progress" or left <= 0:
+                seconds = pause(self._reply, end)
+                if self.state != "in_progress" or seconds <= 0:
                     return self.state
-                await wait_for_wakeup(wake, min(left, 1.0, max(self._reply.left_ms / 1000, 0.01)))
+                await wait_for_wakeup(wake, seconds)
+
+
+def _register(context: Context, options: OnceOptions) -> None:
+    if context.registered_scopes.get(options.scope, -1) < options.retention:
+        register_scope(context, options.scope, options.retention)
+
+
+def claim_request(context: Context, key: Key, fingerprint: object, options: ClaimOptions) -> Request:
+    """Build the request of a claim. Raise InvalidArgument."""
+    checked_options = claim_options(context.codec, options)
+    _register(context, checked_options)
+    packed = b"" if fingerprint is None else digest(fingerprint, name="fingerprint")
+    return build_request(checked_options, Claims(context.namespace, context.clock), key, packed)
+
+
+def claim_requests(context: Context, keys: Iterable[Key], options: ClaimOptions) -> list[Request]:
+    """Build the requests of many claims. Raise InvalidArgument, which names the index of a bad key."""
+    checked_options, claims = claim_options(context.codec, options), Claims(context.namespace, context.clock)
+    _register(context, checked_options)
+    requests: list[Request] = []
+    for key in check_iterable(keys, "keys", "Pass a list of keys"):
+        try:
+            requests.append(build_request(checked_options, claims, key))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"keys[{len(requests)}]", error.value, error.problem, error.fix) from None
+    return requests

@@ -31,7 +31,7 @@ _FENCES = 10**15
 """Microseconds since 1970 have 16 digits from 2001 to 2286."""
 _CLAIM = b"%b$%d\r\n%b\r\n$0\r\n\r\n%b$16\r\n%b\r\n"
 _COMPLETE = b"%b$%d\r\n%b\r\n$0\r\n\r\n$1\r\n%b\r\n$16\r\n%b\r\n$16\r\n%d\r\n%b$%d\r\n%b\r\n"
-"""The framed forms of a claim and a completion, for the server clock and 16-byte tokens."""
+"""The framed forms of a claim and a completion, for the server clock and owners of 16 bytes."""
 Renewal = Literal["ok", "cancelled", "lost"]
 """The reply to a renewal. "cancelled": the lease was renewed, and the owner is asked to stop."""
 ReplyState = Literal[
@@ -87,7 +87,7 @@ class Record:
 
     `state` is one of "absent", "in_progress", "lapsed", "held", "done", "failed" and "released". A "lapsed" owner
     lost its lease. A "held" key also waits for `resolve`. A "failed" key is done with a stored failure. `token` is
-    the last fencing token. `owner` is the hex token of the last actor, or "" for a completed key. `since` is the
+    the last fencing token. `owner` is the hex id of the last actor, or "" for a completed key. `since` is the
     time of the last change of the state, in UTC. `other_scopes` are the scopes of this gate that know an absent key.
     """
 
@@ -167,10 +167,7 @@ def _decode_claim_list(reply: list[Any]) -> ClaimReply:
     if word == b"started":
         return ClaimReply("started", token=reply[2], attempt=reply[3])
     if word == b"done":
-        entry = ClaimReply("done", token=reply[4], attempt=reply[5], left_ms=reply[7])
-        entry.kind = reply[2]
-        entry.result = reply[3]
-        return entry
+        return ClaimReply("done", reply[4], reply[5], reply[7], kind=reply[2], result=reply[3])
     if word == b"busy":
         return ClaimReply("in_progress", left_ms=reply[2], attempt=reply[3])
     if word == b"held":
@@ -273,7 +270,7 @@ def _decode_record(reply: list[Any]) -> Record:
 
 
 class Claims:
-    """Build the calls of the guard in one namespace. Durations are in ms. `owner` is the token of the actor."""
+    """Build the calls of the guard in one namespace. Durations are in ms. `owner` identifies the actor."""
 
     __slots__ = ("clock", "namespace")
 
@@ -420,19 +417,19 @@ class Claims:
         """Build the call that reads a record."""
         return call("guard/inspect", record, (stamp(self.clock),), _decode_record)
 
-    def forget(self, record: tuple[bytes, ...], request: bytes, seen: Record, force: bool) -> Call[tuple[str, int]]:
+    def forget(self, record: tuple[bytes, ...], request_id: bytes, seen: Record, force: bool) -> Call[tuple[str, int]]:
         """Build the call that deletes a record. The reply is a status word and the ms left of a live lease.
 
         `seen` is the record to delete. The word is "changed" if another owner has it now, or if it has ended.
         """
         running = seen.state in ("in_progress", "lapsed", "held")
-        args = (stamp(self.clock), request, seen.token, _pack_flag(force), _pack_flag(running))
+        args = (stamp(self.clock), request_id, seen.token, _pack_flag(force), _pack_flag(running))
         return call("guard/forget", record, args, _decode_decision)
 
     def resolve(
         self,
         record: tuple[bytes, ...],
-        request: bytes,
+        request_id: bytes,
         seen: Record,
         done: bool,
         retention: int,
@@ -440,5 +437,5 @@ class Claims:
         result: bytes,
     ) -> Call[tuple[str, int]]:
         """Build the call that decides about a held key. The reply is that of `forget`."""
-        args = (stamp(self.clock), request, seen.token, _pack_flag(done), retention, kind, result)
+        args = (stamp(self.clock), request_id, seen.token, _pack_flag(done), retention, kind, result)
         return call("guard/resolve", record, args, _decode_decision)

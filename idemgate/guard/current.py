@@ -6,16 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 from weakref import ref
 
 from idemgate.core.calls import Call
 from idemgate.core.keys import Key, step_key, text_of
 from idemgate.errors import AlreadyInProgress, InvalidArgument, LeaseLost, NoCurrentExecution
+from idemgate.guard.request import Grant, Request
 from idemgate.store.context import Context
-
-if TYPE_CHECKING:
-    from idemgate.guard.attempt import ClaimAttempt
 
 __all__ = [
     "AioExecution",
@@ -49,9 +46,9 @@ class Execution:
     __slots__ = (
         "_block",
         "_cancelled",
-        "_claim",
         "_context",
         "_ended",
+        "_grant",
         "_inside",
         "_lost",
         "_ordinals",
@@ -65,15 +62,15 @@ class Execution:
     def __init__(
         self,
         context: Context,
-        claim: ClaimAttempt,
+        grant: Grant,
         token: int,
         attempt: int,
         recovered: object = None,
         saves: bool = True,
     ) -> None:
-        # Each guarded call makes an instance, so what `claim` says is read when it is asked for.
+        # Each guarded call makes an instance, so what `grant` says is read when it is asked for.
         self._context = context
-        self._claim = claim
+        self._grant = grant
         self._ordinals: Counter[str] | None = None
         self._block: Callable[[], object] | None = None
         self._inside, self._outer = True, _current.get() if token > 0 else None
@@ -85,8 +82,8 @@ class Execution:
 
     def _identity(self) -> tuple[str, str, Key]:
         """Return the namespace, the scope and the key."""
-        claim = self._claim
-        return claim.claims.namespace, claim.options.scope, claim.key
+        request = self._grant.request
+        return request.claims.namespace, request.options.scope, request.key
 
     @property
     def key(self) -> str:
@@ -151,7 +148,7 @@ class Execution:
     def end(self) -> None:
         """Mark the work as ended. A renewal that is refused from now on is no loss, because the claim is ending."""
         self._ended = True
-        self.leave()
+        self._inside, self._outer = False, None
 
     def leave(self) -> None:
         """Mark the block of this run as left. Tasks that outlive it keep no chain of runs that ended."""
@@ -161,7 +158,7 @@ class Execution:
         """Return whether this run, or one around it, owns the claim of a record in the store of `context`."""
         execution: Execution | None = self
         while execution is not None and execution.holds_claim:
-            owns = execution._claim.record == record and execution._context.endpoint == context.endpoint
+            owns = execution._grant.request.record == record and execution._context.endpoint == context.endpoint
             if owns and execution._inside and not execution.lease_lost and not execution.is_orphaned:
                 return True
             execution = execution._outer
@@ -209,7 +206,9 @@ class Execution:
             raise NoCurrentExecution(
                 "checkpoint() works inside a function guarded with once; this is not one, or it runs unguarded"
             )
-        return self._context, self._claim.build_checkpoint(self._context.codec, data)
+        request = self._grant.request  # the codec of its options limits results
+        packed = self._context.codec.encode(data, "checkpoint")
+        return self._context, request.claims.checkpoint(request.record, request.owner, packed)
 
     def _record_reply(self, held: bool) -> bool:
         if not held:
@@ -244,15 +243,15 @@ def current_claim() -> Execution | None:
     return execution if execution is not None and execution.holds_claim and not execution.is_orphaned else None
 
 
-def own_wait_error(context: Context, attempt: ClaimAttempt, left_ms: int) -> AlreadyInProgress | None:
+def own_wait_error(context: Context, request: Request, left_ms: int) -> AlreadyInProgress | None:
     """Return the error for a wait that could not end: the caller is part of the run that owns the key.
 
     Tasks and threads that inherit the context of the run are part of it, because the run mostly waits for them.
     """
     execution = _current.get()
-    if execution is None or not execution.runs_inside(context, attempt.record):
+    if execution is None or not execution.runs_inside(context, request.record):
         return None
-    key, scope = text_of(attempt.key), attempt.options.scope
+    key, scope = text_of(request.key), request.options.scope
     error = AlreadyInProgress(key, left_ms / 1000, scope)
     error._text = (
         f"{key!r} is owned by the run that this call is part of (scope {scope!r}), so it would wait for its own end. "

@@ -38,7 +38,7 @@ class Decision:
         self.key = key
         self.scope = scope
         self.word = word
-        self.request = new_id()
+        self.request_id = new_id()
         self._caches = context.caches
         self.evict()
 
@@ -90,7 +90,7 @@ class Resolution(Decision):
     def build(self, record: Record) -> Call[Reply]:
         """Build the call that decides, given the record."""
         assert self.retention is not None
-        return self.claims.resolve(self.record, self.request, record, self._done, self.retention, b"v", self._result)
+        return self.claims.resolve(self.record, self.request_id, record, self._done, self.retention, b"v", self._result)
 
 
 def mark_call(context: Context, key: Key, retention: Duration, scope: str) -> Call[bool]:
@@ -191,7 +191,7 @@ Build = Callable[[Record], Call[Reply]]
 
 def _forget(context: Context, key: Key, scope: str, force: bool) -> tuple[Decision, Build]:
     decision = Decision(context, key, scope, "forgotten")
-    return decision, lambda record: decision.claims.forget(decision.record, decision.request, record, force)
+    return decision, lambda record: decision.claims.forget(decision.record, decision.request_id, record, force)
 
 
 def _decide(context: Context, decision: Decision, build: Build) -> bool:

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from inspect import isbuiltin
 from pickle import PicklingError
 from types import CellType
-from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
-from idemgate.core.key_template import FingerprintSpec, KeySpec
+from idemgate.core.calls import new_id
+from idemgate.core.codec.annotations import has_model
+from idemgate.core.codec.storable import find_unstorable
+from idemgate.core.key_template import FingerprintSpec, KeySpec, compile_fingerprint, compile_key
 from idemgate.core.keys import Key, record
-from idemgate.core.scopes import qualified_name
-from idemgate.core.validation import ENDED, call_async, is_async, refuse_unfinished
+from idemgate.core.scopes import qualified_name, scope_of
+from idemgate.core.validation import ENDED, call_async, check_function, is_async, refuse_unfinished, type_hints
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.errors import InvalidArgument, MissingKey
-from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult
+from idemgate.guard.call import COUNTER_NAMES, run, run_async, run_without_key, run_without_key_async, runs_without_key
 from idemgate.guard.claims import Record
+from idemgate.guard.context import DoneCache, GuardContext, build_guard_context
 from idemgate.guard.decide import forget, forget_async, inspect, inspect_async
-from idemgate.guard.driver import COUNTER_NAMES, Driver
+from idemgate.guard.judge import judge
+from idemgate.guard.options import GuardOptions, OnceOptions
+from idemgate.guard.request import Account, Duplicate, Request
+from idemgate.guard.sink.refusals import check_flavour
+from idemgate.store.context import Context
 
-__all__ = ["GuardedFunction", "OnceFunction", "build_judge", "build_judge_async", "once_function"]
+if TYPE_CHECKING:
+    import tenacity
+
+__all__ = ["GuardedFunction", "OnceFunction", "build_judge", "build_judge_async", "decorate", "once_function"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,12 +109,12 @@ class _KeyMethods:
     def inspect(self, /, *args: Any, **kwargs: Any) -> Any:
         guard, instance = _require_guard(self)
         call = inspect_async if is_async(self.__wrapped__) else inspect  # type: ignore[attr-defined]
-        return call(guard.driver.context, guard.key.of(instance, args, kwargs), guard.options.scope)
+        return call(guard.guard.context, guard.key.of(instance, args, kwargs), guard.options.scope)
 
     def forget(self, /, *args: Any, **kwargs: Any) -> Any:
         guard, instance = _require_guard(self)
         call = forget_async if is_async(self.__wrapped__) else forget  # type: ignore[attr-defined]
-        return call(guard.driver.context, guard.key.of(instance, args, kwargs), guard.options.scope, force=False)
+        return call(guard.guard.context, guard.key.of(instance, args, kwargs), guard.options.scope, force=False)
 
 
 @functools.cache
@@ -144,14 +156,14 @@ def _wrapper_class() -> Any:
 
 
 class GuardedFunction:
-    """One decorated function: its key, its fingerprint, and the driver that guards its calls."""
+    """One decorated function: its key, its fingerprint, and what its calls share."""
 
-    def __init__(self, driver: Driver, key: KeySpec, fingerprint: FingerprintSpec | None) -> None:
-        self.driver = driver
+    def __init__(self, guard: GuardContext, key: KeySpec, fingerprint: FingerprintSpec | None) -> None:
+        self.guard = guard
         self.key = key
         self.fingerprint = fingerprint
-        self.options = driver.options
-        self.cache = driver.cache
+        self.options = guard.options
+        self.cache = guard.cache
 
     def __reduce__(self) -> NoReturn:
         raise PicklingError(
@@ -172,13 +184,11 @@ class GuardedFunction:
         try:
             key = self.key.of(instance, args, kwargs)
         except MissingKey as error:
-            return wrapped(*args, **kwargs) if self.driver.runs_without_key(error) else None  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+            return wrapped(*args, **kwargs) if runs_without_key(self.guard, error) else None  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.cache is not None and (shared := self._lookup_shared(self.cache, key, fingerprint)) is not None:
-            return shared.value  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
-        return self.driver.execute(
-            ClaimAttempt(self.options, self.driver.claims, key, fingerprint), wrapped, args, kwargs
-        )
+            return shared.value  # type: ignore[no-any-return]
+        return _unwrap(run(self.guard, self._build_request(key, fingerprint), wrapped, args, kwargs))  # type: ignore[no-any-return]
 
     async def call_async(
         self,
@@ -191,24 +201,29 @@ class GuardedFunction:
         try:
             key = self.key.of(instance, args, kwargs)
         except MissingKey as error:
-            return await wrapped(*args, **kwargs) if self.driver.runs_without_key(error) else None  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+            return await wrapped(*args, **kwargs) if runs_without_key(self.guard, error) else None  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.cache is not None and (shared := self._lookup_shared(self.cache, key, fingerprint)) is not None:
-            return shared.value  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
-        attempt = ClaimAttempt(self.options, self.driver.claims, key, fingerprint)
-        return await self.driver.execute_async(attempt, wrapped, args, kwargs)
+            return shared.value  # type: ignore[no-any-return]
+        return _unwrap(await run_async(self.guard, self._build_request(key, fingerprint), wrapped, args, kwargs))  # type: ignore[no-any-return]
 
-    def _lookup_shared(self, cache: DoneCache, key: Key, fingerprint: bytes) -> DuplicateResult | None:
-        """Return the cached result that all duplicates share, or None.
+    def _lookup_shared(self, cache: DoneCache, key: Key, fingerprint: bytes) -> Duplicate | None:
+        """Return the cached answer that all duplicates share, or None.
 
         This runs before the objects of the call are built, because it is the fastest path.
         """
         options = self.options
-        cached = cache.lookup(record(self.driver.context.namespace, options.scope, key), fingerprint)
+        cached = cache.lookup(record(self.guard.context.namespace, options.scope, key), fingerprint)
         if cached is None or cached.shared_result is None or options.shadow or options.on_replay is not None:
             return None
-        self.driver.context.counters.add_each("once.remembered", COUNTER_NAMES[cached.entry.state])
+        self.guard.context.counters.add_each("once.remembered", COUNTER_NAMES[cached.reply.state])
         return cached.shared_result
+
+    def _build_request(self, key: Key, fingerprint: bytes) -> Request:
+        """Return the request of one call, as `build_request` does."""
+        options, claims = self.options, self.guard.claims
+        found = record(claims.namespace, options.scope, key)
+        return Request(options, claims, key, (found,), fingerprint, new_id(), options.wait)
 
     # Verdicts, for consumers
 
@@ -217,29 +232,93 @@ class GuardedFunction:
     ) -> Verdict[R]:
         """Guard one blocking call and return its verdict."""
         try:
-            attempt = self._build_attempt(instance, args, kwargs)
+            request = self._find_request(instance, args, kwargs)
         except MissingKey as error:
-            return self.driver.run_without_key(error, wrapped, args, kwargs)
+            return run_without_key(self.guard, error, wrapped, args, kwargs)
         except Exception as error:  # noqa: BLE001 - a key callable may raise anything, and would raise it again
             return Verdict("rejected", None, error)
-        return self.driver.run(attempt, wrapped, args, kwargs)
+        return judge(request, run(self.guard, request, wrapped, args, kwargs))
 
     async def judge_call_async(
         self, wrapped: Callable[..., Awaitable[R]], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Verdict[R]:
         """Guard one async call and return its verdict."""
         try:
-            attempt = self._build_attempt(instance, args, kwargs)
+            request = self._find_request(instance, args, kwargs)
         except MissingKey as error:
-            return await self.driver.run_without_key_async(error, wrapped, args, kwargs)
+            return await run_without_key_async(self.guard, error, wrapped, args, kwargs)
         except Exception as error:  # noqa: BLE001 - a key callable may raise anything, and would raise it again
             return Verdict("rejected", None, error)
-        return await self.driver.run_async(attempt, wrapped, args, kwargs)
+        return judge(request, await run_async(self.guard, request, wrapped, args, kwargs))
 
-    def _build_attempt(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ClaimAttempt:
+    def _find_request(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         key = self.key.of(instance, args, kwargs)
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
-        return ClaimAttempt(self.options, self.driver.claims, key, fingerprint)
+        return self._build_request(key, fingerprint)
+
+
+def _unwrap(account: Account) -> Any:
+    """Return the value of a call, or raise its error with the context that it had."""
+    if (error := account[1]) is None:
+        return account[0]
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context  # `raise` has set the exception that the caller is handling
+        del account, error, context  # the traceback refers to this frame
+
+
+def decorate(
+    context: Context,
+    checked_options: OnceOptions,
+    func: Callable[P, R],
+    key: str | Callable[..., object] | None,
+    fingerprint: Sequence[str] | Callable[..., object] | None,
+    options: GuardOptions,
+) -> Callable[P, R]:
+    """Return the guarded function.
+
+    Raises:
+        InvalidArgument: the function returns before its work ends. Or it has no unique name and there is no scope. Or
+            it lacks fields of the `key`.
+    """
+    inner = getattr(func, "__func__", func)
+    check_function(inner)
+    if (retry := options.get("retry")) is not None:
+        _check_sync(retry, inner)
+    if checked_options.sink is not None:
+        check_flavour(checked_options.sink, inner)
+    scope, returns = checked_options.scope or scope_of(inner), type_hints(inner).get("return")
+    _check_storable(checked_options, returns, inner)
+    spec, fingerprint_spec = compile_key(key, inner), compile_fingerprint(fingerprint, inner)
+    named_options = dataclasses.replace(checked_options, scope=scope, returns=returns if has_model(returns) else None)
+    guard = build_guard_context(context, named_options, options)
+    if not checked_options.scope:  # last: a refused decoration has no scope
+        spec = context.default_scopes.add(scope, inner, spec)
+    guarded = GuardedFunction(guard, spec, fingerprint_spec)
+    return cast("Callable[P, R]", guarded.wrap(func))
+
+
+def _check_storable(checked_options: OnceOptions, returns: object, func: Callable[..., object]) -> None:
+    """Raise InvalidArgument if duplicates replay what the function returns, and its annotation cannot be stored."""
+    if checked_options.on_done != "replay" or hasattr(func, "__wrapped__"):
+        return  # `functools.wraps` copies an annotation that need not be true
+    if (unstorable := find_unstorable(returns)) is None:
+        return
+    name = getattr(unstorable, "__qualname__", unstorable)
+    raise InvalidArgument(
+        "function", getattr(func, "__qualname__", func), f"returns {name}, which cannot be stored for its duplicates",
+        "Return plain data, a dataclass or a pydantic model, or pass on_done='skip' or 'raise'",
+    )  # fmt: skip
+
+
+def _check_sync(retry: tenacity.BaseRetrying, func: Callable[..., object]) -> None:
+    """Raise InvalidArgument if an async retry policy meets a blocking function."""
+    import tenacity
+
+    if isinstance(retry, tenacity.AsyncRetrying) and not is_async(func):
+        raise InvalidArgument("retry", retry, "an async policy on a blocking function", "Pass tenacity.Retrying(...)")
 
 
 def build_judge(func: Callable[..., Any]) -> Callable[..., Verdict[Any]]:

@@ -10,8 +10,8 @@ from typing import Protocol
 from idemgate.core.keys import text_of
 from idemgate.core.text import one_line
 from idemgate.errors import StoreError
-from idemgate.guard.attempt import ClaimAttempt
 from idemgate.guard.heartbeat import Heartbeat
+from idemgate.guard.request import Request
 from idemgate.store.context import Context
 
 __all__ = ["record_block_end", "renew_until_ended"]
@@ -22,7 +22,7 @@ log = logging.getLogger("idemgate.once")
 class _EndedClaim(Protocol):
     """A claim whose end was sent."""
 
-    _attempt: ClaimAttempt
+    _request: Request
 
     def _record_end(self, held: bool) -> bool: ...
 
@@ -45,7 +45,7 @@ def record_block_end(
         raise failed[0][1]
     if failed:
         context.counters.add("once.unreleased", len(failed))
-        keys = [text_of(claim._attempt.key) for claim, _ in failed]
+        keys = [text_of(claim._request.key) for claim, _ in failed]
         error = failed[0][1]
         log.error("once.unreleased keys=%r: %s", keys, one_line(error), extra={"keys": keys, "error": str(error)})
 

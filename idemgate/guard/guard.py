@@ -14,10 +14,11 @@ from idemgate.core.scopes import qualified_name
 from idemgate.core.validation import check_blocking, check_function, is_async
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.errors import InvalidArgument, MissingKey
-from idemgate.guard.attempt import ClaimAttempt
-from idemgate.guard.driver import Driver
+from idemgate.guard.call import run, run_async, run_without_key, run_without_key_async
+from idemgate.guard.context import GuardContext
 from idemgate.guard.judge import judge
 from idemgate.guard.keep import Keep, keep_message, keep_message_async
+from idemgate.guard.request import Request, build_request
 from idemgate.guard.run_many import run_many, run_many_async
 
 __all__ = ["AioGuard", "Guard"]
@@ -29,21 +30,19 @@ T = TypeVar("T")
 class _BaseGuard:
     """The common part of `Guard` and `AioGuard`."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._lease = driver.options.lease / 1000
+    def __init__(self, guard: GuardContext) -> None:
+        self._guard = guard
+        self._lease = guard.options.lease / 1000
 
     @property
     def scope(self) -> str:
         """The scope of the keys."""
-        return self._driver.options.scope
+        return self._guard.options.scope
 
-    def _build_attempt(self, key: Key | None, fingerprint: object, wait_ms: int | None) -> ClaimAttempt:
-        driver = self._driver
+    def _build_request(self, key: Key | None, fingerprint: object, wait_ms: int | None) -> Request:
+        guard = self._guard
         packed = b"" if fingerprint is None else digest(fingerprint, name="fingerprint")
-        attempt = ClaimAttempt(driver.options, driver.claims, key, packed)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        attempt.wait = attempt.wait if wait_ms is None else wait_ms
-        return attempt
+        return build_request(guard.options, guard.claims, key, packed, wait_ms)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 class Guard(_BaseGuard):
@@ -52,9 +51,9 @@ class Guard(_BaseGuard):
     @functools.cached_property
     def aio(self) -> AioGuard:
         """The same guard for async handlers: `await guard.aio.run(...)`. InvalidArgument if its sink is not async."""
-        if (sink := self._driver.options.sink) is not None and not is_async(sink.apply):
+        if (sink := self._guard.options.sink) is not None and not is_async(sink.apply):
             raise InvalidArgument("sink", sink, "not async", "Use guard.run, or pass an async sink to gate.guard")
-        return AioGuard(self._driver)
+        return AioGuard(self._guard)
 
     def run(
         self,
@@ -95,12 +94,14 @@ class Guard(_BaseGuard):
             handler = functools.partial(self._keep_and_run, keep, handler)
         wait_ms = _parse_wait(wait)
         try:
-            attempt = self._build_attempt(key, fingerprint, wait_ms)
+            request = self._build_request(key, fingerprint, wait_ms)
         except MissingKey as error:
-            return self._driver.run_without_key(error, handler, message, {})
+            return run_without_key(self._guard, error, handler, message, {})
         except InvalidArgument as error:
             return verdict_of(error)
-        return self._driver.run(attempt, handler, message, {})
+        if (sink := self._guard.options.sink) is not None and is_async(sink.apply):
+            raise InvalidArgument("sink", sink, "async, and the handler is not", "Use guard.aio")
+        return judge(request, run(self._guard, request, handler, message, {}))
 
     def run_many(self, messages: Iterable[tuple[Key, T]], handler: Callable[[T], R]) -> list[Verdict[R]]:
         """Run a handler for a batch of messages and return their verdicts in order.
@@ -123,10 +124,10 @@ class Guard(_BaseGuard):
                 messages are completed, the others released.
         """
         check_blocking(handler, "handler", _USE_AIO)
-        return run_many(self._driver, messages, handler, self.run)
+        return run_many(self._guard, messages, handler, self.run)
 
     def _keep_and_run(self, keep: Callable[[float], object], handler: Callable[..., R], *message: Any) -> R:
-        with keep_message(keep, self._lease, self._driver.context.counters):
+        with keep_message(keep, self._lease, self._guard.context.counters):
             return handler(*message)
 
 
@@ -155,15 +156,12 @@ class AioGuard(_BaseGuard):
             handler = functools.partial(self._keep_and_run, keep, handler)
         wait_ms = _parse_wait(wait)
         try:
-            attempt = self._build_attempt(key, fingerprint, wait_ms)
+            request = self._build_request(key, fingerprint, wait_ms)
         except MissingKey as error:
-            return await self._driver.run_without_key_async(error, handler, message, {})
+            return await run_without_key_async(self._guard, error, handler, message, {})
         except InvalidArgument as error:
             return verdict_of(error)
-        try:  # as `Driver.run_async`, without another coroutine
-            return judge(attempt, await self._driver.execute_async(attempt, handler, message, {}))
-        except Exception as error:  # noqa: BLE001 - the verdict has it
-            return judge(attempt, None, error)
+        return judge(request, await run_async(self._guard, request, handler, message, {}))
 
     async def run_many(
         self, messages: Iterable[tuple[Key, T]], handler: Callable[[T], Awaitable[R]], *, concurrency: int = 1
@@ -175,10 +173,10 @@ class AioGuard(_BaseGuard):
             handler: the coroutine function to run.
             concurrency: the most handlers at once. 1 keeps the order.
         """
-        return await run_many_async(self._driver, messages, _check_async(handler), concurrency, self.run)
+        return await run_many_async(self._guard, messages, _check_async(handler), concurrency, self.run)
 
     async def _keep_and_run(self, keep: Keep, handler: Callable[..., Awaitable[R]], *message: Any) -> R:
-        async with keep_message_async(keep, self._lease, self._driver.context.counters):
+        async with keep_message_async(keep, self._lease, self._guard.context.counters):
             return await handler(*message)
 
 

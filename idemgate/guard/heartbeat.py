@@ -11,13 +11,13 @@ from typing import NamedTuple, Self
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch
 from idemgate.core.clock import monotonic
-from idemgate.guard.attempt import INFINITE, ClaimAttempt
 from idemgate.guard.claims import Renewal, register_retention
 from idemgate.guard.current import Execution, get_current, set_current
+from idemgate.guard.request import INFINITE, Grant, build_renewal, log_facts
 from idemgate.store.context import Context
 from idemgate.store.heartbeat import LeaseRenewal
 
-__all__ = ["EndTimeouts", "Heartbeat", "end_timeouts", "register_scope", "wait_for_wakeup"]
+__all__ = ["EndTimeouts", "Heartbeat", "NoHeartbeat", "end_timeouts", "register_scope", "wait_for_wakeup"]
 
 log = logging.getLogger("idemgate.once")
 
@@ -47,33 +47,38 @@ class Heartbeat(LeaseRenewal):
     has answered. Otherwise a completion on a slow connection could outlast the lease, and another caller would run the
     work again.
 
-    The lease is that of `attempt`, and counts from the request that started it. `execution` is marked when the lease is
+    The lease is that of `grant`, and counts from the request that started it. `execution` is marked when the lease is
     lost while the work runs. With `with_current`, `current()` returns `execution` until `end_work`. Work that runs for
     longer than `max_run` is renewed no more.
     """
 
-    __slots__ = ("_attempt", "_context", "_ends", "_execution", "_handed_over", "_previous", "_with_current")
+    __slots__ = (
+        "_context", "_ends", "_execution", "_extended_until", "_grant", "_handed_over", "_previous", "_with_current",
+        "_works",
+    )  # fmt: skip
 
     def __init__(
         self,
         context: Context,
-        attempt: ClaimAttempt,
+        grant: Grant,
         execution: Execution,
         with_current: bool = True,
     ) -> None:
         # As `LeaseRenewal.__init__`, inlined for speed: each guarded call makes one heartbeat.
-        options = attempt.options
+        options = grant.request.options
         self.failures = 0
         self.lease = options.lease / 1000
         self.interval = options.lease / 6000
-        self.last = attempt.leased_at
+        self.last = grant.leased_at
         self.due = self.last + self.interval
         self._ends = monotonic() + options.max_run / 1000 if options.max_run else INFINITE
         self._context = context
         self._with_current = with_current
-        self._attempt = attempt
+        self._grant = grant
+        self._extended_until = 0.0
         self._execution = execution
         self._handed_over = False
+        self._works = True
         self._previous = get_current() if with_current else None
 
     def __enter__(self) -> Self:
@@ -91,9 +96,10 @@ class Heartbeat(LeaseRenewal):
             if not self._handed_over:
                 self._context.heartbeat.remove(self)
         finally:
-            self._execution.leave()
-            if self._with_current:
-                self._leave()
+            if self._works:
+                self._execution.leave()
+                if self._with_current:
+                    set_current(self._previous)
 
     @property
     def execution(self) -> Execution:
@@ -104,7 +110,12 @@ class Heartbeat(LeaseRenewal):
         """Call this when the work has returned or raised. Renewals go on."""
         self._execution.end()
         if self._with_current:
-            self._leave()
+            set_current(self._previous)
+        self._works = False
+
+    def extend(self, until: float) -> None:
+        """Shorten no lease that the owner has extended: until this time of the process's clock."""
+        self._extended_until = until
 
     def hand_over(self) -> None:
         """Keep the renewals running when the block is left, until `stop`."""
@@ -119,23 +130,20 @@ class Heartbeat(LeaseRenewal):
         """End the renewals that `hand_over` kept running."""
         self._context.heartbeat.remove(self)
 
-    def _leave(self) -> None:
-        self._with_current = False
-        set_current(self._previous)
-
     def renew(self) -> tuple[Batch[None], ...]:
         """Build the renewal; called by the heartbeat thread."""
-        if monotonic() >= self._ends and not self._execution.has_ended:
+        now = monotonic()
+        if now >= self._ends and not self._execution.has_ended:
             self._stop_hung_run()
             return ()
-        return (Batch([self._attempt.build_renewal()], self._record_renewal),)
+        return (Batch([build_renewal(self._grant, self._extended_until - now)], self._record_renewal),)
 
     def _stop_hung_run(self) -> None:
         """Let the lease of a run end that takes longer than `max_run`."""
         self._context.heartbeat.remove(self)
         self._execution.lose()
         self._context.counters.add("once.max_run_exceeded")
-        facts = self._attempt.log_facts()
+        facts = log_facts(self._grant.request)
         log.error("once.max_run_exceeded scope=%r key=%r", *facts.values(), extra=facts)
 
     def _record_renewal(self, answers: list[Renewal]) -> None:
@@ -155,6 +163,32 @@ class Heartbeat(LeaseRenewal):
         self._context.heartbeat.remove(self)
         if self._execution.lose():
             self._context.counters.add("once.lease_lost_while_running")
+
+
+class NoHeartbeat:
+    """The block of a run without a lease to renew. `current()` returns its execution until `end_work`."""
+
+    __slots__ = ("_execution", "_previous")
+    is_handed_over = False
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._previous = get_current()
+
+    def __enter__(self) -> Self:
+        try:
+            set_current(self._execution)
+        except BaseException:  # of a signal handler, as in `Heartbeat`
+            self.end_work()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_work()
+
+    def end_work(self) -> None:
+        """Call this when the work has returned or raised."""
+        set_current(self._previous)
 
 
 def register_scope(context: Context, scope: str, retention: int) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from threading import Lock
 from typing import NamedTuple
 from weakref import ReferenceType, ref
 
 from idemgate.core.clock import monotonic
-from idemgate.guard.attempt import ClaimAttempt, OnError
 from idemgate.guard.claims import ClaimReply
+from idemgate.guard.request import COMPLETES, KEEP, Ending, LocalRun, Request
 
 __all__ = ["LocalGuard"]
 
@@ -33,55 +31,46 @@ class _Ended(NamedTuple):
 class LocalGuard:
     """The keys that this process runs, or ran while the store was unavailable, with their results.
 
-    An attempt that a signal handler ended is gone, and then its key may run again.
+    A run that a signal handler ended is gone, and then its key may run again.
     """
 
     __slots__ = ("_bytes", "_ended", "_lock", "_running")
 
     def __init__(self) -> None:
-        self._running: dict[bytes, ReferenceType[ClaimAttempt]] = {}
+        self._running: dict[bytes, ReferenceType[LocalRun]] = {}
         self._ended: OrderedDict[bytes, _Ended] = OrderedDict()
         self._bytes = 0
         self._lock = Lock()
 
-    def claim(self, attempt: ClaimAttempt) -> ClaimReply | None:
-        """Claim a key in this process. Return None if the attempt may run, else what a store would have answered."""
-        [record] = attempt.record
+    def claim(self, request: Request) -> LocalRun | ClaimReply:
+        """Claim a key in this process. Return its run, which the caller keeps, or what a store would have answered."""
+        [record] = request.record
         with self._lock:
             owner = self._running.get(record, _no_owner)()
             if owner is not None:
-                return _answer(attempt, owner.fingerprint, attempt.options.lease)
+                return _answer(request, owner.fingerprint, request.options.lease)
             ended = self._ended.get(record)
             left = 0 if ended is None else round((ended.expiry - monotonic()) * 1000)
             if ended is not None and left > 0:
-                return _answer(attempt, ended.fingerprint, left, ended.kind, ended.result)
-            self._running[record] = ref(attempt)
-            return None
+                return _answer(request, ended.fingerprint, left, ended.kind, ended.result)
+            run = LocalRun(request.fingerprint)
+            self._running[record] = ref(run)
+            return run
 
-    @contextmanager
-    def hold(self, attempt: ClaimAttempt, decide: Callable[[ClaimAttempt, BaseException], OnError]) -> Generator[None]:
-        """Mark the key as done with the attempt's encoded result when the block ends.
-
-        `decide` applies `on_error` if the block raised.
-        """
-        options = attempt.options
-        try:
-            yield
-        except BaseException as error:
-            policy = "store" if options.at_most_once else decide(attempt, error)
-            self._end(attempt, {"store": options.retention, "keep": options.lease}.get(policy, 0))
-            raise
-        self._end(attempt, options.retention)
-
-    def _end(self, attempt: ClaimAttempt, milliseconds: int) -> None:
-        [record] = attempt.record
-        kind, result = (b"n", b"") if attempt.options.at_most_once else attempt.result
+    def end(self, request: Request, ending: Ending) -> None:
+        """End a run. Its key is then done, in progress for another lease, or free."""
+        options, [record] = request.options, request.record
+        milliseconds, kind, result = 0, b"", b""
+        if ending[0] in COMPLETES:
+            milliseconds, kind, result = options.retention, ending[0], ending[1]
+        elif ending[0] == KEEP:
+            milliseconds = options.lease
         with self._lock:
             self._running.pop(record, None)
             if (old := self._ended.pop(record, None)) is not None:
                 self._bytes -= len(old.result)
             if milliseconds:
-                self._ended[record] = _Ended(monotonic() + milliseconds / 1000, attempt.fingerprint, kind, result)
+                self._ended[record] = _Ended(monotonic() + milliseconds / 1000, request.fingerprint, kind, result)
                 self._bytes += len(result)
             while len(self._ended) > LIMIT or self._bytes > MAX_BYTES:
                 self._bytes -= len(self._ended.popitem(last=False)[1].result)
@@ -91,10 +80,8 @@ def _no_owner() -> None:
     """Stand for the owner of a key that does not run."""
 
 
-def _answer(
-    attempt: ClaimAttempt, fingerprint: bytes, left_ms: int, kind: bytes = b"", result: bytes = b""
-) -> ClaimReply:
+def _answer(request: Request, fingerprint: bytes, left_ms: int, kind: bytes = b"", result: bytes = b"") -> ClaimReply:
     """Return the answer to the claim of a key that runs here, or has ended."""
-    if fingerprint != attempt.fingerprint:
+    if fingerprint != request.fingerprint:
         return ClaimReply("reused")
     return ClaimReply("done" if kind else "in_progress", left_ms=left_ms, kind=kind, result=result)

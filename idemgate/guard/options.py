@@ -1,68 +1,73 @@
-"""Validate the options of `once` and `claim` before anything runs."""
+"""The options of `once`, `guard` and `claim`, validated before anything runs."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, cast, get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 
-from idemgate.core.codec import Codec, digest
-from idemgate.core.codec.annotations import has_model
-from idemgate.core.codec.storable import find_unstorable
+from idemgate.core.codec import Codec
 from idemgate.core.durations import Duration, lease_milliseconds, milliseconds
-from idemgate.core.key_template import compile_fingerprint, compile_key
-from idemgate.core.keys import Key, check_scope
-from idemgate.core.scopes import scope_of
-from idemgate.core.validation import (
-    check_function,
-    check_int,
-    check_iterable,
-    is_async,
-    type_hints,
-)
+from idemgate.core.keys import check_scope
+from idemgate.core.validation import check_int, is_async
+from idemgate.core.verdict import Verdict
 from idemgate.errors import InvalidArgument
-from idemgate.guard.attempt import (
-    ClaimAttempt,
-    ErrorPolicy,
-    OnceOptions,
-    OnDone,
-    OnError,
-    OnInProgress,
-    OnLeaseLoss,
-    OnLost,
-    OnMissingKey,
-    OnReplay,
-    OnStoreError,
-)
-from idemgate.guard.claims import Claims
-from idemgate.guard.current import get_current
-from idemgate.guard.decorator import GuardedFunction
-from idemgate.guard.driver import Driver
-from idemgate.guard.heartbeat import register_scope
-from idemgate.guard.sink.driver import SinkDriver
 from idemgate.guard.sink.protocol import AioSink, Sink
-from idemgate.guard.sink.refusals import check_flavour, check_sink
-from idemgate.store.context import Context
+from idemgate.guard.sink.refusals import check_sink
 
 if TYPE_CHECKING:
     import tenacity
 
-
 __all__ = [
-    "ClaimOptions",
-    "GuardOptions",
-    "NoSkipOptions",
-    "build_driver",
-    "check_choice",
-    "claim_attempt",
-    "claim_attempts",
-    "decorate",
-    "once_options",
-    "split_bare",
-]
+    "ClaimOptions", "ErrorPolicy", "GuardOptions", "NoSkipOptions", "OnDone", "OnError", "OnInProgress", "OnLeaseLoss",
+    "OnLost", "OnMissingKey", "OnReplay", "OnStoreError", "OnceOptions", "check_choice", "claim_options",
+    "once_options", "split_bare",
+]  # fmt: skip
 
-P = ParamSpec("P")
-R = TypeVar("R")
+OnDone = Literal["replay", "skip", "raise"]
+OnInProgress = Literal["raise", "skip", "wait"]
+OnError = Literal["release", "keep", "store", "share"]
+OnLeaseLoss = Literal["retry", "hold"]
+OnStoreError = Literal["raise", "run", "local"]
+OnLost = Literal["return", "raise"]
+OnMissingKey = Literal["raise", "run", "skip"]
+OnReplay = Callable[[str, "Verdict[Any]"], object]
+"""A function that gets the key and the verdict on each duplicate of a done key."""
+ErrorPolicy = OnError | Callable[[BaseException], OnError]
+
+
+@dataclass(frozen=True, slots=True)
+class OnceOptions:
+    """The validated options of one decorator.
+
+    Times are in ms. `max_run` is 0 for no limit. `wait` is None if a call does not wait for another owner. `returns`
+    is the return annotation if it may lead to a model.
+    """
+
+    scope: str
+    retention: int
+    lease: int
+    on_done: OnDone
+    on_in_progress: OnInProgress
+    on_error: ErrorPolicy
+    on_lease_loss: OnLeaseLoss
+    on_lost: OnLost
+    on_store_error: OnStoreError
+    on_missing_key: OnMissingKey
+    on_replay: OnReplay | None
+    max_attempts: int
+    at_most_once: bool
+    max_run: int
+    wait: int | None
+    shadow: bool
+    codec: Codec
+    returns: object
+    sink: Sink | AioSink | None
+
+    @property
+    def holds_interrupted(self) -> bool:
+        """True if an interruption of the work leaves the key to `gate.resolve`. With a sink the transaction decides."""
+        return self.on_lease_loss == "hold" and self.sink is None
 
 
 class ClaimOptions(TypedDict, total=False):
@@ -82,7 +87,7 @@ class ClaimOptions(TypedDict, total=False):
     """The time after which a block renews its lease no more. Default: None, any time."""
 
 
-def _claim_options(codec: Codec, options: ClaimOptions) -> OnceOptions:
+def claim_options(codec: Codec, options: ClaimOptions) -> OnceOptions:
     """Validate the options of a claim. Raise InvalidArgument."""
     if unknown := options.keys() - ClaimOptions.__annotations__.keys():
         raise TypeError(f"claim() got an unexpected keyword argument {min(unknown)!r}")
@@ -90,35 +95,6 @@ def _claim_options(codec: Codec, options: ClaimOptions) -> OnceOptions:
     return once_options(
         codec, "claim", options.get("scope", "claim"), cast(GuardOptions, {**given, "on_in_progress": "wait"})
     )
-
-
-def _register(context: Context, options: OnceOptions) -> None:
-    if context.registered_scopes.get(options.scope, -1) < options.retention:
-        register_scope(context, options.scope, options.retention)
-
-
-def claim_attempt(context: Context, key: Key, fingerprint: object, options: ClaimOptions) -> ClaimAttempt:
-    """Build the attempt to claim one key. Raise InvalidArgument."""
-    checked_options = _claim_options(context.codec, options)
-    _register(context, checked_options)
-    return ClaimAttempt(checked_options, Claims(context.namespace, context.clock), key, _digest(fingerprint))
-
-
-def claim_attempts(context: Context, keys: Iterable[Key], options: ClaimOptions) -> list[ClaimAttempt]:
-    """Build the attempts to claim many keys. Raise InvalidArgument, which names the index of a bad key."""
-    checked_options, claims = _claim_options(context.codec, options), Claims(context.namespace, context.clock)
-    _register(context, checked_options)
-    attempts: list[ClaimAttempt] = []
-    for key in check_iterable(keys, "keys", "Pass a list of keys"):
-        try:
-            attempts.append(ClaimAttempt(checked_options, claims, key, b""))
-        except InvalidArgument as error:
-            raise InvalidArgument(f"keys[{len(attempts)}]", error.value, error.problem, error.fix) from None
-    return attempts
-
-
-def _digest(fingerprint: object) -> bytes:
-    return b"" if fingerprint is None else digest(fingerprint, name="fingerprint")
 
 
 class _CommonOptions(TypedDict, total=False):
@@ -207,12 +183,18 @@ def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOpt
         max_attempts=0 if max_attempts is None else check_int("max_attempts", max_attempts, 1),
         at_most_once=at_most_once,
         max_run=0 if (max_run := options.get("max_run")) is None else milliseconds(max_run, "max_run"),
-        wait=milliseconds(options.get("wait", "30s"), "wait"),
+        wait=_parse_wait(options, shadow),
         shadow=shadow,
         codec=codec if max_result_bytes is None else _result_codec(max_result_bytes),
         returns=None,
         sink=sink,
     )
+
+
+def _parse_wait(options: GuardOptions, shadow: bool) -> int | None:
+    """Return how long a call waits for another owner, in ms, or None. A call in shadow mode runs at once."""
+    wait = milliseconds(options.get("wait", "30s"), "wait")
+    return wait if options.get("on_in_progress") == "wait" and not shadow else None
 
 
 def _result_codec(max_result_bytes: int) -> Codec:
@@ -239,73 +221,6 @@ def split_bare(
     return first, None
 
 
-def build_driver(context: Context, checked_options: OnceOptions, options: GuardOptions) -> Driver:
-    """Return the driver of a guard. Raise InvalidArgument for an invalid `cache_size`."""
-    cache_size = check_int("cache_size", options.get("cache_size", 0), 0)
-    driver = Driver if checked_options.sink is None else SinkDriver
-    retry = options.get("retry")
-    return driver(context, checked_options, None if retry is None else _stop_at_lost_lease(retry), cache_size)
-
-
-def _stop_at_lost_lease(retry: tenacity.BaseRetrying) -> tenacity.BaseRetrying:
-    """Return a copy of a policy that starts no attempt once the lease is known to be lost. It raises LeaseLost then."""
-    before: Callable[[Any], Any] | None = retry.before
-
-    def check_lease(state: object) -> Any:
-        if (execution := get_current()) is not None:
-            execution.check_lease()
-        return None if before is None else before(state)
-
-    async def check_lease_async(state: object) -> None:
-        await check_lease(state)
-
-    return retry.copy(before=check_lease_async if is_async(before) else check_lease)
-
-
-def decorate(
-    context: Context,
-    checked_options: OnceOptions,
-    func: Callable[P, R],
-    key: str | Callable[..., object] | None,
-    fingerprint: Sequence[str] | Callable[..., object] | None,
-    options: GuardOptions,
-) -> Callable[P, R]:
-    """Return the guarded function.
-
-    Raises:
-        InvalidArgument: the function returns before its work ends. Or it has no unique name and there is no scope. Or
-            it lacks fields of the `key`.
-    """
-    inner = getattr(func, "__func__", func)
-    check_function(inner)
-    if (retry := options.get("retry")) is not None:
-        _check_sync(retry, inner)
-    if checked_options.sink is not None:
-        check_flavour(checked_options.sink, inner)
-    scope, returns = checked_options.scope or scope_of(inner), type_hints(inner).get("return")
-    _check_storable(checked_options, returns, inner)
-    spec, fingerprint_spec = compile_key(key, inner), compile_fingerprint(fingerprint, inner)
-    named_options = dataclasses.replace(checked_options, scope=scope, returns=returns if has_model(returns) else None)
-    driver = build_driver(context, named_options, options)
-    if not checked_options.scope:  # last: a refused decoration has no scope
-        spec = context.default_scopes.add(scope, inner, spec)
-    guarded = GuardedFunction(driver, spec, fingerprint_spec)
-    return cast("Callable[P, R]", guarded.wrap(func))
-
-
-def _check_storable(checked_options: OnceOptions, returns: object, func: Callable[..., object]) -> None:
-    """Raise InvalidArgument if duplicates replay what the function returns, and its annotation cannot be stored."""
-    if checked_options.on_done != "replay" or hasattr(func, "__wrapped__"):
-        return  # `functools.wraps` copies an annotation that need not be true
-    if (unstorable := find_unstorable(returns)) is None:
-        return
-    name = getattr(unstorable, "__qualname__", unstorable)
-    raise InvalidArgument(
-        "function", getattr(func, "__qualname__", func), f"returns {name}, which cannot be stored for its duplicates",
-        "Return plain data, a dataclass or a pydantic model, or pass on_done='skip' or 'raise'",
-    )  # fmt: skip
-
-
 def _check_retry(retry: object) -> None:
     """Raise InvalidArgument if `retry` is no tenacity policy."""
     import tenacity  # imported late because few decorators have a policy
@@ -314,14 +229,6 @@ def _check_retry(retry: object) -> None:
         raise InvalidArgument(
             "retry", retry, "not a tenacity policy", "Pass tenacity.Retrying(stop=..., wait=..., reraise=True)"
         )
-
-
-def _check_sync(retry: tenacity.BaseRetrying, func: Callable[..., object]) -> None:
-    """Raise InvalidArgument if an async retry policy meets a blocking function."""
-    import tenacity
-
-    if isinstance(retry, tenacity.AsyncRetrying) and not is_async(func):
-        raise InvalidArgument("retry", retry, "an async policy on a blocking function", "Pass tenacity.Retrying(...)")
 
 
 def _check_at_most_once(options: GuardOptions) -> None:

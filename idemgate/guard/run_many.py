@@ -1,4 +1,4 @@
-"""The batch of a guard: its claims travel together, and so do its completions."""
+"""The batch of a guard: its claims travel together, and so do its completions. The steps are those of `call`."""
 
 from __future__ import annotations
 
@@ -6,27 +6,48 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from idemgate.core.backoff import to_async
 from idemgate.core.calls import PerKeyCall
+from idemgate.core.clock import monotonic
 from idemgate.core.keys import Key
 from idemgate.core.validation import call_async, call_blocking, check_int, check_iterable
 from idemgate.core.verdict import Verdict
 from idemgate.errors import IdemgateError, InvalidArgument, LeaseLost, StoreError
-from idemgate.guard.acquire import (
-    ReplyOrError,
-    acquire_many,
-    acquire_many_async,
+from idemgate.guard.acquire import ReplyOrError, acquire_many, acquire_many_async
+from idemgate.guard.call import (
+    answer_duplicate,
+    claim_in_process,
+    end_without_store,
+    ending_of_failure,
+    ending_of_result,
+    is_late,
     may_start,
-    renew_before_start,
-    renew_before_start_async,
+    record_claim,
+    record_end,
+    record_unended,
+    renew,
+    renew_async,
+    start_lease,
 )
-from idemgate.guard.attempt import ClaimAttempt, DuplicateResult, WaitForOwner, build_release_calls
+from idemgate.guard.context import GuardContext
 from idemgate.guard.current import use_execution
-from idemgate.guard.driver import Driver
 from idemgate.guard.heartbeat import Heartbeat
 from idemgate.guard.judge import judge
+from idemgate.guard.request import (
+    COMPLETES,
+    KEEP,
+    RELEASE,
+    Duplicate,
+    End,
+    Ending,
+    Grant,
+    Request,
+    build_ending,
+    build_request,
+    lease_lost_error,
+)
 
 __all__ = ["AloneRunner", "run_many", "run_many_async"]
 
@@ -34,13 +55,21 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class _Run(NamedTuple, Generic[T]):
-    """A message to run. It has no heartbeat if the store is away and `on_store_error` lets it run."""
+class _Run(Generic[T]):
+    """A message to run. It has no heartbeat if the store is away and `on_store_error` lets it run.
 
-    position: int
-    message: T
-    attempt: ClaimAttempt
-    heartbeat: Heartbeat | None
+    A late renewal replaces the grant. `ran` is True once the handler was called, and `end` is set once its claim ended.
+    """
+
+    __slots__ = ("end", "grant", "heartbeat", "message", "position", "ran")
+
+    def __init__(self, position: int, message: T, grant: Grant, heartbeat: Heartbeat | None) -> None:
+        self.position = position
+        self.message = message
+        self.grant = grant
+        self.heartbeat = heartbeat
+        self.ran = False
+        self.end: End | None = None
 
 
 class _Batch(Generic[T, R]):
@@ -50,87 +79,88 @@ class _Batch(Generic[T, R]):
     without a valid key. `results` are the ends of the handlers.
     """
 
-    def __init__(self, driver: Driver, messages: Iterable[tuple[Key, T]]) -> None:
-        self.driver = driver
+    def __init__(self, guard: GuardContext, messages: Iterable[tuple[Key, T]]) -> None:
+        self.guard = guard
         self.messages = [
             _check_pair(index, pair) for index, pair in enumerate(check_iterable(messages, "messages", _PAIRS))
         ]
-        self.attempts: dict[int, ClaimAttempt] = {}
+        self.requests: dict[int, Request] = {}
         self.alone: list[int] = []
         self.runs: list[_Run[T]] = []
         self.results: dict[int, tuple[R | None, BaseException | None]] = {}
         self.verdicts: dict[int, Verdict[R]] = {}
-        options, records = driver.options, set[bytes]()
-        apart = options.at_most_once or options.shadow or driver.cache is not None or options.sink is not None
+        options, records = guard.options, set[bytes]()
+        apart = options.at_most_once or options.shadow or guard.cache is not None or options.sink is not None
         for index, (key, _) in enumerate(self.messages):
-            attempt = None if apart else _build_attempt(driver, key)
-            if attempt is None or attempt.record[0] in records:
+            request = None if apart else _build_request(guard, key)
+            if request is None or request.record[0] in records:
                 self.alone.append(index)
             else:
-                records.add(attempt.record[0])
-                self.attempts[index] = attempt
+                records.add(request.record[0])
+                self.requests[index] = request
 
-    def apply_replies(self, outcomes: Sequence[ReplyOrError]) -> None:
+    def apply_replies(self, outcomes: Sequence[ReplyOrError], sent_at: float) -> None:
         """Apply the replies to the claims: start the heartbeats of those that were granted."""
-        for (index, attempt), outcome in zip(self.attempts.items(), outcomes, strict=True):
-            try:
-                if isinstance(outcome, StoreError):
-                    raise outcome  # the value under this key is no record
-                decision = attempt.interpret_reply(outcome)
-                if isinstance(decision, WaitForOwner):
-                    self.alone.append(index)
-                    continue
-                self.driver.record_entry(attempt, decision)
-                heartbeat = None if decision else self.driver.start_heartbeat(attempt, with_current=False)
-                self._add(index, attempt, decision, heartbeat)
-            except IdemgateError as error:
-                self.verdicts[index] = judge(attempt, None, error)
+        for (index, request), outcome in zip(self.requests.items(), outcomes, strict=True):
+            if isinstance(outcome, StoreError):  # the value under this key is no record
+                self.verdicts[index] = judge(request, (None, outcome, None, None, False))
+            elif outcome.state == "in_progress" and request.wait:
+                self.alone.append(index)
+            else:
+                answer = record_claim(self.guard, request, outcome, sent_at, evictions=0)
+                try:
+                    self._add(index, answer)
+                except IdemgateError as error:  # a corrupt checkpoint
+                    self.verdicts[index] = judge(request, (None, error, answer, None, False))
 
     def apply_store_error(self, error: StoreError) -> None:
         """Apply `on_store_error` to all messages."""
-        for index, attempt in self.attempts.items():
+        for index, request in self.requests.items():
             try:
-                self._add(index, attempt, self.driver.apply_store_policy(attempt, error), None)
+                self._add(index, claim_in_process(self.guard, request, error))
             except StoreError as raised:
-                self.verdicts[index] = judge(attempt, None, raised)
+                self.verdicts[index] = judge(request, (None, raised, None, None, False))
 
-    def _add(
-        self, index: int, attempt: ClaimAttempt, duplicate: DuplicateResult | None, heartbeat: Heartbeat | None
-    ) -> None:
+    def _add(self, index: int, answer: Grant | Duplicate) -> None:
         """Add a message to run, or the verdict on a duplicate."""
-        if duplicate is None:
-            if heartbeat is not None:
-                heartbeat.__enter__()
-            self.runs.append(_Run(index, self.messages[index][1], attempt, heartbeat))
+        if isinstance(answer, Duplicate):
+            request = self.requests[index]
+            self.verdicts[index] = judge(request, answer_duplicate(self.guard, request, answer))
             return
-        try:
-            self.verdicts[index] = judge(attempt, self.driver.answer(attempt, duplicate))
-        except IdemgateError as error:
-            self.verdicts[index] = judge(attempt, None, error)
+        heartbeat = None
+        if answer.guarded_by == "lease":
+            heartbeat = cast(Heartbeat, start_lease(self.guard.context, answer, with_current=False))
+            heartbeat.__enter__()
+        self.runs.append(_Run(index, self.messages[index][1], answer, heartbeat))
 
     def needs_renewal(self, run: _Run[T]) -> bool:
         """Return True if less than half of the lease of a run is left. Raise LeaseLost if it is known to be lost."""
         if run.heartbeat is None:
             return False
-        run.attempt.leased_at = run.heartbeat.last
+        run.grant = run.grant.renewed(run.heartbeat.last)
         if run.heartbeat.execution.lease_lost:
-            may_start(self.driver.context, run.attempt, run.heartbeat.last, "lost")
-            raise run.attempt.build_lease_lost()
-        return run.attempt.needs_renewal
+            may_start(self.guard.context, run.grant, "lost")
+            raise lease_lost_error(run.grant)
+        return is_late(run.grant)
 
     def refuse(self, run: _Run[T], error: IdemgateError) -> None:
         """Set the verdict on a message that may not start."""
-        self.verdicts[run.position] = judge(run.attempt, None, error)
+        self.verdicts[run.position] = judge(run.grant.request, (None, error, run.grant, None, False))
 
     @contextmanager
     def running(self, run: _Run[T]) -> Generator[None]:
-        """Make `current()` work while a handler runs."""
-        run.attempt.ran = True
+        """Make `current()` work while a handler runs. End a run that has no lease."""
+        run.ran = True
         if run.heartbeat is None:
-            with self.driver.hold_without_lease(run.attempt, guarded=False) as local:
-                yield
-                if local:
-                    run.attempt.encode_result(self.results[run.position][0])
+            with start_lease(self.guard.context, run.grant):
+                try:
+                    yield
+                except BaseException as error:
+                    run.end = end_without_store(
+                        self.guard, run.grant, ending_of_failure(self.guard, run.grant, None, error)
+                    )
+                    raise
+            run.end = end_without_store(self.guard, run.grant, self._decide_end(run))
         else:
             with use_execution(run.heartbeat.execution):
                 try:
@@ -138,42 +168,48 @@ class _Batch(Generic[T, R]):
                 finally:
                     run.heartbeat.end_work()
 
-    def build_ends(self) -> tuple[list[ClaimAttempt], list[PerKeyCall[bool]]]:
+    def build_ends(self) -> tuple[list[tuple[_Run[T], Ending]], list[PerKeyCall[bool]]]:
         """Return the claims to end, in the order of the calls that end them. A message that did not run is released."""
-        driver, most = self.driver, self.driver.context.batch_size
-        released: list[ClaimAttempt] = []
-        completed: dict[bytes, list[ClaimAttempt]] = {b"v": [], b"n": [], b"e": []}
+        guard, most = self.guard, self.guard.context.batch_size
+        ends: dict[bytes, list[tuple[_Run[T], Ending]]] = {kind: [] for kind in (*COMPLETES, RELEASE)}
         for run in self.runs:
-            if run.heartbeat is None or run.attempt.ended:
+            if run.heartbeat is None or run.end is not None:
                 continue
-            policy = self._decide_end(run)
-            if policy == "store":
-                completed[run.attempt.result[0]].append(run.attempt)
-            elif policy in ("release", "share"):
-                released.append(run.attempt)
-        calls: list[PerKeyCall[bool]] = []
-        for kind, attempts in completed.items():
-            calls += driver.claims.complete_each([attempt.completion() for attempt in attempts], most, kind)
-        ordered = [attempt for attempts in completed.values() for attempt in attempts]
-        return ordered + released, calls + build_release_calls(released, most)
+            ending = self._decide_end(run)
+            if ending is None or ending[0] == KEEP:
+                run.end = End(KEEP)
+            else:
+                ends[ending[0] if ending[0] in COMPLETES else RELEASE].append((run, ending))
+        retention, calls = guard.options.retention, list[PerKeyCall[bool]]()
+        for kind in COMPLETES:
+            completions = [
+                (run.grant.request.record[0], run.grant.request.owner, run.grant.reply.token, retention, ending[1])
+                for run, ending in ends[kind]
+            ]
+            calls += guard.claims.complete_each(completions, most, kind)
+        releases = [
+            (run.grant.request.record[0], run.grant.request.owner, retention, ending[1])
+            for run, ending in ends[RELEASE]
+        ]
+        calls += guard.claims.release_each(releases, most, undo=False)
+        return [one for ended in ends.values() for one in ended], calls
 
-    def _decide_end(self, run: _Run[T]) -> str:
-        """Encode the result of a run, and return what its claim gets: a choice of `on_error`."""
+    def _decide_end(self, run: _Run[T]) -> Ending | None:
+        """Return what the end of a run stores. A message that did not run is released."""
         if run.position not in self.results:
-            return "keep" if run.attempt.ran and run.attempt.holds_interrupted else "release"
+            return build_ending(KEEP if run.ran and self.guard.options.holds_interrupted else RELEASE)
         value, error = self.results[run.position]
         if error is None:
-            run.attempt.encode_result(value)
-            return "store"
-        return self.driver.decide_failure(run.attempt, error)
+            return ending_of_result(run.grant, None, value)
+        return ending_of_failure(self.guard, run.grant, None, error)
 
-    def record_ends(self, attempts: Sequence[ClaimAttempt], outcomes: Sequence[bool | StoreError]) -> None:
+    def record_ends(self, ended: Sequence[tuple[_Run[T], Ending]], outcomes: Sequence[bool | StoreError]) -> None:
         """Record the replies to the ends."""
-        for attempt, outcome in zip(attempts, outcomes, strict=True):
+        for (run, ending), outcome in zip(ended, outcomes, strict=True):
             if isinstance(outcome, StoreError):
-                self.driver.record_unended(attempt, outcome)
+                run.end = record_unended(self.guard, run.grant, ending, outcome)
             else:
-                self.driver.record_end(attempt, outcome, done=attempt.result[0] in (b"v", b"n"))
+                run.end = record_end(self.guard, run.grant, ending, outcome)
 
     def leave(self) -> None:
         """Stop the heartbeats and judge the messages that ran."""
@@ -181,24 +217,26 @@ class _Batch(Generic[T, R]):
             if run.heartbeat is not None:
                 run.heartbeat.__exit__()
             if run.position in self.results:
-                self.verdicts[run.position] = judge(run.attempt, *self.results[run.position])
+                value, error = self.results[run.position]
+                self.verdicts[run.position] = judge(run.grant.request, (value, error, run.grant, run.end, True))
 
 
 def run_many(
-    driver: Driver, messages: Iterable[tuple[Key, T]], handler: Callable[[T], R], run: AloneRunner
+    guard: GuardContext, messages: Iterable[tuple[Key, T]], handler: Callable[[T], R], run: AloneRunner
 ) -> list[Verdict[R]]:
     """Run a batch; see `Guard.run_many`. `run` runs a message that is not part of it."""
-    batch = _Batch[T, R](driver, messages)
+    batch = _Batch[T, R](guard, messages)
     try:
         try:
-            batch.apply_replies(acquire_many(driver.context, [*batch.attempts.values()]))
+            sent_at = monotonic()
+            batch.apply_replies(acquire_many(guard.context, [*batch.requests.values()]), sent_at)
         except StoreError as error:
             batch.apply_store_error(error)
         for one in batch.runs:
-            work = functools.partial(driver.retry.copy(), handler) if driver.retry else handler
+            work = functools.partial(guard.retry.copy(), handler) if guard.retry else handler
             try:
                 if batch.needs_renewal(one):
-                    renew_before_start(driver.context, one.attempt)
+                    one.grant = renew(guard.context, one.grant)
             except (LeaseLost, StoreError) as error:
                 batch.refuse(one, error)
                 continue
@@ -223,12 +261,12 @@ def run_many(
 
 def _end(batch: _Batch[Any, Any]) -> None:
     """Complete or release the claims of a batch that are not ended."""
-    attempts, calls = batch.build_ends()
-    batch.record_ends(attempts, batch.driver.context.link.run_each(calls, *batch.driver.end_timeouts))
+    ended, calls = batch.build_ends()
+    batch.record_ends(ended, batch.guard.context.link.run_each(calls, *batch.guard.end_timeouts))
 
 
 async def run_many_async(
-    driver: Driver,
+    guard: GuardContext,
     messages: Iterable[tuple[Key, T]],
     handler: Callable[[T], Awaitable[R]],
     concurrency: int,
@@ -236,14 +274,15 @@ async def run_many_async(
 ) -> list[Verdict[R]]:
     """Run a batch; see `AioGuard.run_many`."""
     places = asyncio.Semaphore(check_int("concurrency", concurrency, 1))
-    batch = _Batch[T, R](driver, messages)
+    batch = _Batch[T, R](guard, messages)
     try:
-        batch.apply_replies(await acquire_many_async(driver.context, [*batch.attempts.values()]))
+        sent_at = monotonic()
+        batch.apply_replies(await acquire_many_async(guard.context, [*batch.requests.values()]), sent_at)
     except StoreError as error:
         batch.apply_store_error(error)
 
     async def run_one(one: _Run[T]) -> None:
-        work = functools.partial(to_async(driver.retry), handler) if driver.retry else handler
+        work = functools.partial(to_async(guard.retry), handler) if guard.retry else handler
         async with places:
             if not await _may_start(batch, one):
                 return
@@ -260,8 +299,8 @@ async def run_many_async(
 
     async def end() -> None:
         try:
-            attempts, calls = batch.build_ends()
-            batch.record_ends(attempts, await driver.context.aio_link.start_each(calls, *driver.end_timeouts))
+            ended, calls = batch.build_ends()
+            batch.record_ends(ended, await guard.context.aio_link.start_each(calls, *guard.end_timeouts))
         finally:
             batch.leave()
 
@@ -270,7 +309,7 @@ async def run_many_async(
             for one in batch.runs:
                 tasks.create_task(run_one(one))
     finally:
-        await asyncio.shield(driver.context.aio_link.spawn(end()))  # a cancelled caller does not stop it
+        await asyncio.shield(guard.context.aio_link.spawn(end()))  # a cancelled caller does not stop it
     for index in batch.alone:
         key, message = batch.messages[index]
         batch.verdicts[index] = await run(key, handler, message)
@@ -281,7 +320,7 @@ async def _may_start(batch: _Batch[Any, Any], run: _Run[Any]) -> bool:
     """Return True if the lease of a run suffices to start it, after a renewal if need be."""
     try:
         if batch.needs_renewal(run):
-            await renew_before_start_async(batch.driver.context, run.attempt)
+            run.grant = await renew_async(batch.guard.context, run.grant)
     except (LeaseLost, StoreError) as error:
         batch.refuse(run, error)
         return False
@@ -292,10 +331,10 @@ AloneRunner = Callable[..., Any]
 """`Guard.run`, or `AioGuard.run`."""
 
 
-def _build_attempt(driver: Driver, key: Key) -> ClaimAttempt | None:
-    """Return the attempt, or None for an invalid key, on which `Guard.run` gives the verdict."""
+def _build_request(guard: GuardContext, key: Key) -> Request | None:
+    """Return the request, or None for an invalid key, on which `Guard.run` gives the verdict."""
     try:
-        return ClaimAttempt(driver.options, driver.claims, key, b"")
+        return build_request(guard.options, guard.claims, key)
     except InvalidArgument:
         return None
 

@@ -13,9 +13,11 @@ import pytest
 
 from idemgate import AlreadyInProgress, Gate, InvalidArgument, KeyReused, OutcomeUnknown, current
 from idemgate.core import keys
+from idemgate.core.calls import new_id
 from idemgate.errors import AttemptsExhausted, ResultUnavailable, UnexpectedData
-from idemgate.guard.claims import Record, new_id
+from idemgate.guard.claims import ClaimReply, Record
 from idemgate.guard.heartbeat import ScopeRegistration
+from idemgate.guard.request import build_renewal
 from idemgate.store.context import MAX_SCOPES
 from idemgate.testing import Clock
 from tests.claims import claims_of
@@ -976,4 +978,4 @@ async def test_a_cancelled_key_is_not_cancelled_for_its_next_owner(face: Any, cl
 
 def taken_over_renewal(gate: Gate, claim: Any) -> Any:
     """The heartbeat of a claim."""
-    return getattr(claim, "inner", claim)._attempt.build_renewal()
+    return build_renewal(getattr(claim, "inner", claim)._build_grant(ClaimReply("started")))

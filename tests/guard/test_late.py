@@ -12,9 +12,8 @@ import pytest
 
 from idemgate import Gate, LeaseLost, current
 from idemgate.errors import InvalidArgument
-from idemgate.guard import acquire, driver, heartbeat
-from idemgate.guard import attempt as attempts
-from idemgate.guard.attempt import ClaimAttempt
+from idemgate.guard import call, claim, heartbeat
+from idemgate.guard.request import Grant
 from idemgate.lua import script
 from idemgate.testing import Clock
 from tests.proxy import Proxy
@@ -27,17 +26,17 @@ Later = Callable[[float], None]
 def late_reply(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Later:
     """`late_reply(20)`: the next reply to a claim arrives after 20 seconds, on the clocks of the server and here."""
     passed, planned = [0.0], [0.0]
-    interpret, decide = ClaimAttempt.interpret_reply, monotonic
+    record, real = call.record_claim, monotonic
 
-    def interpret_later(self: ClaimAttempt, entry: Any) -> Any:
+    def record_later(*answer: Any) -> Any:
         passed[0] += planned[0]
         clock.advance(planned[0])
         planned[0] = 0.0
-        return interpret(self, entry)
+        return record(*answer)
 
-    for module in (attempts, acquire, driver, heartbeat):
-        monkeypatch.setattr(module, "monotonic", lambda: decide() + passed[0])
-    monkeypatch.setattr(ClaimAttempt, "interpret_reply", interpret_later)
+    for module in (call, claim, heartbeat):
+        monkeypatch.setattr(module, "monotonic", lambda: real() + passed[0])
+    monkeypatch.setattr(call, "record_claim", record_later)
 
     def plan(seconds: float) -> None:
         planned[0] = seconds
@@ -67,13 +66,13 @@ async def test_work_whose_lease_was_taken_over_does_not_start(
 ) -> None:
     ran: list[str] = []
     handle = face.once(key="{k}", scope="s", lease="30s")(lambda k: ran.append(k))
-    renew = ClaimAttempt.build_renewal
+    renew = call.build_renewal
 
-    def taken_over(self: ClaimAttempt) -> Any:
+    def taken_over(grant: Grant) -> Any:
         assert face.gate.claim("a", scope="s").started
-        return renew(self)
+        return renew(grant)
 
-    monkeypatch.setattr(ClaimAttempt, "build_renewal", taken_over)
+    monkeypatch.setattr(call, "build_renewal", taken_over)
     late_reply(40)
     with pytest.raises(LeaseLost):
         await handle("a")
@@ -84,7 +83,7 @@ async def test_a_renewal_that_is_late_itself_releases_the_key(
     face: Any, late_reply: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard = face.guard("s", lease="30s")
-    monkeypatch.setattr(ClaimAttempt, "needs_renewal", property(lambda self: True))
+    monkeypatch.setattr(call, "is_late", lambda grant: True)
     verdict = await guard.run("a", lambda: "ran")
     assert (verdict.outcome, verdict.action, verdict.ran) == ("lost", "retry", False)
     assert face.gate.inspect("a", scope="s").state == "released"

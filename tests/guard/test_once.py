@@ -10,9 +10,8 @@ import pytest
 
 from idemgate import AlreadyDone, AlreadyInProgress, Gate, InvalidArgument, KeyReused, current
 from idemgate.errors import NoCurrentExecution, ReplayedFailure, ResultUnavailable
-from idemgate.guard.attempt import ClaimAttempt
+from idemgate.guard import call
 from idemgate.guard.decide import Decision
-from idemgate.guard.driver import Driver
 from idemgate.testing import Clock
 
 Stored = Callable[[], dict[bytes, bytes]]
@@ -495,14 +494,14 @@ def test_a_duplicate_beside_a_forget_does_not_cache_the_forgotten_result(
         assert gate.forget("x", scope="s")
     else:
         # When a duplicate gets its reply, and the key is forgotten before the reply is cached
-        record_entry = Driver.record_entry
+        record_claim = call.record_claim
 
-        def forget_and_record(self: Driver, attempt: ClaimAttempt, outcome: Any) -> Any:
-            monkeypatch.setattr(Driver, "record_entry", record_entry)
+        def forget_and_record(*answer: Any) -> Any:
+            monkeypatch.setattr(call, "record_claim", record_claim)
             assert gate.forget("x", scope="s")
-            return record_entry(self, attempt, outcome)
+            return record_claim(*answer)
 
-        monkeypatch.setattr(Driver, "record_entry", forget_and_record)
+        monkeypatch.setattr(call, "record_claim", forget_and_record)
         assert guard.run("x", lambda: "new").value == "old"
     # Then the next call runs
     assert guard.run("x", lambda: "new").value == "new"

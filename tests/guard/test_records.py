@@ -10,6 +10,7 @@ import pytest
 from idemgate import Gate
 from idemgate.core.calls import new_id
 from idemgate.core.keys import record
+from idemgate.guard.call import build_claim
 from idemgate.testing import Clock
 from tests.claims import claims_of
 
@@ -93,10 +94,10 @@ async def test_a_late_copy_of_a_claim_is_not_completed_by_the_attempt_before_it(
 ) -> None:
     # Given a key that was done and forgotten, and that a late copy of the claim has taken again
     claim = await face.claim("k", retention="1m")
-    attempt = (claim.inner if hasattr(claim, "inner") else claim)._attempt
+    request = (claim.inner if hasattr(claim, "inner") else claim)._request
     await claim.complete(RESULT)
     clock.advance("61s")
-    assert gate.context.link.run(attempt.build_claim()).token > claim.token
+    assert gate.context.link.run(build_claim(request, waited=False)).token > claim.token
     # When the completion is made once more, and arrives twice
     answers = [await claim.complete("again") for _ in range(2)]
     # Then both are answered the same, and nothing came of it

@@ -15,7 +15,7 @@ import redis
 
 from idemgate import AlreadyInProgress, Gate
 from idemgate.errors import SharedFailure
-from idemgate.guard import driver
+from idemgate.guard import call
 from idemgate.guard.heartbeat import wait_for_wakeup
 from idemgate.testing import Clock
 from tests.claims import claims_of
@@ -82,7 +82,7 @@ async def test_a_thousand_tasks_that_wait_for_work_that_fails_make_one_run(
             everyone_waits.set()
         await wait_for_wakeup(wake, seconds)
 
-    monkeypatch.setattr(driver, "wait_for_wakeup", count_and_wait)
+    monkeypatch.setattr(call, "wait_for_wakeup", count_and_wait)
 
     @gate.once(key="{k}", on_in_progress="wait", on_error="share")
     async def handle(k: str) -> None:
@@ -290,7 +290,7 @@ async def test_a_claim_that_waits_may_start_after_a_shared_failure(face: Any) ->
     owner = await face.claim("x", scope="s")
     claim = await face.claim("x", scope="s")
     claims, record = claims_of(face.gate), claims_of(face.gate).key("s", "x")
-    release = claims.release(record, owner._attempt.owner, 60_000, failure=b"failure")
+    release = claims.release(record, owner._request.owner, 60_000, failure=b"failure")
     face.gate.context.link.run(release)
     assert await claim.wait("10s") == "started"
 
@@ -303,7 +303,7 @@ async def test_a_failure_that_cannot_be_decoded_is_still_a_failure(face: Any, ra
     second = asyncio.create_task(handle("x"))
     await until_waiting(raw, face.gate, "x")
     claims, record = claims_of(face.gate), claims_of(face.gate).key("s", "x")
-    face.gate.context.link.run(claims.release(record, first._attempt.owner, 60_000, failure=b"\xc1"))
+    face.gate.context.link.run(claims.release(record, first._request.owner, 60_000, failure=b"\xc1"))
     with pytest.raises(SharedFailure, match="cannot be decoded"):
         await second
     assert not ran

@@ -85,7 +85,7 @@ def once_that_waits(case: Case) -> tuple[Work, Check]:
 
     async def work() -> str:
         owner = await case.aio.claim(case.key, scope="s")
-        release = owner._end_with(owner._attempt.build_release())
+        release = owner._end_with(owner._build_release())
         asyncio.get_running_loop().call_later(0.02, lambda: case.aio.context.aio_link.start(release))
         return await handle(case.key)
 
@@ -260,7 +260,7 @@ def resolve(case: Case) -> tuple[Work, Check]:
 def waiting(case: Case) -> tuple[Work, Check]:
     async def work() -> str:
         owner = await case.aio.claim(case.key, scope="s")
-        release = owner._end_with(owner._attempt.build_release())
+        release = owner._end_with(owner._build_release())
         asyncio.get_running_loop().call_later(0.02, lambda: case.aio.context.aio_link.start(release))
         other = await case.aio.claim(case.key, scope="s")
         return await other.wait("20s")

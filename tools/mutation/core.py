@@ -34,7 +34,7 @@ class Modules(Judge[Edit]):
             f"tests/{one}.py"
             for one in [
                 "guard/test_bad_input",
-                "guard/test_attempt",
+                "guard/test_call",
                 "guard/test_claims",
                 "guard/test_shapes",
                 "guard/test_failures",

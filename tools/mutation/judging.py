@@ -42,7 +42,7 @@ TESTS = [
         "guard/test_foreign",
         "guard/test_once",
         "guard/test_blocks",
-        "guard/test_attempt",
+        "guard/test_call",
         "guard/test_batches",
         "topics/test_triggers",
         "topics/test_deliveries",

@@ -29,10 +29,10 @@ from idemgate.core.keys import Key, is_library_key, raw, text_of
 from idemgate.core.scopes import mark_registered
 from idemgate.core.validation import check_int, is_async, refuse_unfinished
 from idemgate.errors import AlreadyInProgress, InvalidArgument
-from idemgate.guard.attempt import ClaimAttempt
-from idemgate.guard.claim import AioClaim, Claim
+from idemgate.guard.claim import AioClaim, Claim, claim_request
 from idemgate.guard.decide import forget, forget_async
-from idemgate.guard.options import ClaimOptions, claim_attempt
+from idemgate.guard.options import ClaimOptions
+from idemgate.guard.request import Request
 from idemgate.store.context import Context
 from idemgate.subscribers.callback import check_callback
 from idemgate.subscribers.expiry import rules as expiry
@@ -206,14 +206,14 @@ class Expiry:
         return handle_due
 
     def _claim(self, delivery: Delivery[Any]) -> Claim:
-        return Claim(self.context, self._attempt(delivery)).acquire()
+        return Claim(self.context, self._request(delivery)).acquire()
 
     def _aio_claim(self, delivery: Delivery[Any]) -> AioClaim:
-        return AioClaim(self.context, self._attempt(delivery))
+        return AioClaim(self.context, self._request(delivery))
 
-    def _attempt(self, delivery: Delivery[Any]) -> ClaimAttempt:
+    def _request(self, delivery: Delivery[Any]) -> Request:
         options: ClaimOptions = {"scope": self.scope, "lease": self._lease, "retention": self.retention}
-        return claim_attempt(self.context, delivery.raw_key, None, options)
+        return claim_request(self.context, delivery.raw_key, None, options)
 
     @property
     def _lease(self) -> float:
@@ -237,7 +237,7 @@ class Expiry:
             AlreadyInProgress: Another delivery may still run.
         """
         if claim.retry_after is not None:
-            raise AlreadyInProgress(delivery.key, claim.retry_after, claim._attempt.options.scope)
+            raise AlreadyInProgress(delivery.key, claim.retry_after, claim._request.options.scope)
         found = expiry.is_echo(delivery, claim.result)
         self.count("echoes", found)
         return found
@@ -267,8 +267,8 @@ AnyClaim = TypeVar("AnyClaim", bound="Claim | AioClaim")
 
 def _require_started(claim: AnyClaim) -> AnyClaim:
     if not claim.started:  # another worker claimed it between the two calls
-        attempt = claim._attempt
-        raise AlreadyInProgress(text_of(attempt.key), claim.retry_after or 1.0, attempt.options.scope)
+        request = claim._request
+        raise AlreadyInProgress(text_of(request.key), claim.retry_after or 1.0, request.options.scope)
     return claim
 
 

@@ -14,8 +14,8 @@ from idemgate.core.calls import Batch
 from idemgate.core.clock import monotonic
 from idemgate.core.keys import raw
 from idemgate.errors import InvalidArgument, ServerRejected, StoreError, StoreUnavailable
-from idemgate.guard.claim import AioClaim
-from idemgate.guard.options import ClaimOptions, claim_attempt
+from idemgate.guard.claim import AioClaim, claim_request
+from idemgate.guard.options import ClaimOptions
 from idemgate.store.cluster.nodes import Node, database, primaries
 from idemgate.store.context import Context
 from idemgate.store.endpoint import Endpoint
@@ -353,7 +353,7 @@ class ExpiryListener:
     async def _scan_for_all(self) -> None:
         every = self._expiry.scan_seconds
         options: ClaimOptions = {"scope": f"{self._expiry.scope}.scan", "retention": every}
-        async with AioClaim(self._context, claim_attempt(self._context, "scan", None, options)) as claim:
+        async with AioClaim(self._context, claim_request(self._context, "scan", None, options)) as claim:
             if claim.started:
                 for node in tuple(self._nodes.values()):
                     await self._scan(node)

@@ -9,8 +9,9 @@ from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar
 
 from idemgate import Verdict, current
-from idemgate.guard.attempt import ClaimAttempt
-from idemgate.guard.heartbeat import Heartbeat
+from idemgate.guard.call import end_kept, start_lease
+from idemgate.guard.heartbeat import Heartbeat, NoHeartbeat
+from idemgate.guard.request import Grant
 from idemgate_http.core import Admission, HttpGuard, Released, Unrendered
 from idemgate_http.outliving import Outliving
 from idemgate_http.response import Response
@@ -52,7 +53,7 @@ class _ViewRun(Generic[R]):
         self._admission = admission
         self._adapter = adapter
         self._response: list[R] = []
-        self._kept: ClaimAttempt | None = None
+        self._kept: Grant | None = None
         self._error: Exception | None = None
         self.started = False
 
@@ -79,7 +80,7 @@ class _ViewRun(Generic[R]):
     def _record(self, response: R) -> list[Any]:
         self._response.append(response)
         if self._adapter.is_late(response) and (execution := current()).token:  # without the store there is no claim
-            self._kept = execution._claim
+            self._kept = execution._grant
             raise Unrendered
         return self.read(response)
 
@@ -113,15 +114,15 @@ class Late(Generic[R]):
     key for no longer than the lease.
     """
 
-    def __init__(self, core: HttpGuard, attempt: ClaimAttempt, read: Callable[[R], list[Any]]) -> None:
+    def __init__(self, core: HttpGuard, grant: Grant, read: Callable[[R], list[Any]]) -> None:
         self._core = core
-        self._driver = core.guard._driver
-        self._attempt = attempt
+        self._guard = core.guard._guard
+        self._grant = grant
         self._read = read
 
-    def renew(self) -> Heartbeat:
+    def renew(self) -> Heartbeat | NoHeartbeat:
         """Renew the lease in a `with` block."""
-        return self._driver.start_heartbeat(self._attempt, with_current=False)
+        return start_lease(self._guard.context, self._grant, with_current=False)
 
     def record(self, response: R) -> None:
         """Store a response that is rendered, or release the key if its status is not kept."""
@@ -130,11 +131,11 @@ class Late(Generic[R]):
         except Released as released:
             self.fail(released)
         else:
-            self._core.answer(self._driver.end_kept(self._attempt, result))
+            self._core.answer(end_kept(self._guard, self._grant, result))
 
     def fail(self, error: BaseException) -> None:
         """Release the key, because the response could not be rendered."""
-        self._core.answer(self._driver.end_kept(self._attempt, None, error))
+        self._core.answer(end_kept(self._guard, self._grant, None, error))
 
 
 def pack_form(form: Any, files: Any) -> bytes:

@@ -133,7 +133,7 @@ async def test_a_request_that_waits_for_another_one_can_be_cancelled(
         waits.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("idemgate.guard.driver.wait_for_wakeup", wait_for_ever)
+    monkeypatch.setattr("idemgate.guard.call.wait_for_wakeup", wait_for_ever)
     app = Slow()
     guarded = IdempotencyKey(app, gate=agate, shield=shield, on_in_progress="wait", wait="60s", **OPTIONS)
     first = asyncio.create_task(post(guarded))
