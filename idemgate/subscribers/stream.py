@@ -35,7 +35,14 @@ from idemgate.errors import InvalidArgument, ServerRejected, StoreError
 from idemgate.store.context import Context
 from idemgate.subscribers.callback import check_callback
 from idemgate.subscribers.reader import EntryReader
-from idemgate.subscribers.stream_group import Entry, Group, PendingEntry, consumer_name, is_group_missing
+from idemgate.subscribers.stream_group import (
+    Entry,
+    Group,
+    PendingEntry,
+    consumer_name,
+    is_group_missing,
+    is_out_of_memory,
+)
 
 __all__ = ["Stream"]
 
@@ -105,7 +112,12 @@ class _StreamReader(EntryReader[PendingEntry]):
         super().__init__(options, "stream", facts, stop)
 
     async def _open(self) -> None:
-        await self._create_group(self._stream.start)
+        try:
+            await self._create_group(self._stream.start)
+        except ServerRejected as error:
+            if not is_out_of_memory(error):
+                raise
+            self._report_error(error)  # the group may exist; if not, the first read says so, and it is created later
 
     async def _create_group(self, start: str) -> None:
         if await self._group.create(start):
@@ -159,7 +171,8 @@ class _StreamReader(EntryReader[PendingEntry]):
         """
         try:
             if is_group_missing(error):
-                log.error("subscriber.group_gone", extra=self._facts)
+                if failures & (failures - 1) == 0:
+                    log.error("subscriber.group_gone", extra=self._facts)
                 await self._create_group(self._recreate_from)
                 return
         except StoreError as again:

@@ -14,7 +14,7 @@ from idemgate.core.calls import Call, call, new_id
 from idemgate.errors import ServerRejected
 from idemgate.store.aio import AsyncLink
 
-__all__ = ["VANISHED", "Entry", "Group", "PendingEntry", "consumer_name", "is_group_missing"]
+__all__ = ["VANISHED", "Entry", "Group", "PendingEntry", "consumer_name", "is_group_missing", "is_out_of_memory"]
 
 VANISHED = 3_600_000
 """Ms without a command of a consumer, after which its process has probably ended. A consumer that lives loses nothing:
@@ -73,6 +73,11 @@ class PendingEntry:
 def is_group_missing(error: BaseException) -> bool:
     """Return True if the server reported a missing stream or group."""
     return isinstance(error, ServerRejected) and any(word in str(error) for word in ("NOGROUP", "UNBLOCKED"))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if the server refused a write because it is out of memory. It may refuse to create what exists."""
+    return isinstance(error, ServerRejected) and "'maxmemory'" in str(error)
 
 
 class Group:

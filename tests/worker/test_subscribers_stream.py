@@ -793,6 +793,31 @@ async def test_it_begins_when_the_store_is_there(replicas: Any, url: str, stream
         assert len(got) == 1
 
 
+@pytest.mark.parametrize("group", ["exists", "is missing"])
+async def test_it_starts_while_the_server_is_out_of_memory(group: str, one: Gate, stream: Log) -> None:
+    # Given entries, and a server without memory
+    got = list[bytes]()
+    one.stream(stream.name, group="billing")(lambda entry: got.append(entry.fields["n"]))
+    stream.add(n=1)
+    if group == "exists":
+        stream.make()
+    stream.raw.config_set("maxmemory", 1)
+    try:
+        # When the subscriber starts
+        async with one.aio.subscribers():
+            if group == "exists":
+                # Then it handles the entries of a group that exists
+                await eventually(lambda: stream.settled(1))
+            else:
+                # Or it retries, until the server has memory
+                await eventually(lambda: one.counters["stream.store_errors"] > 2)
+                stream.raw.config_set("maxmemory", 0)
+                await eventually(lambda: got and stream.settled(1))
+    finally:
+        stream.raw.config_set("maxmemory", 0)
+    assert got == [b"1"]
+
+
 async def test_what_is_no_stream_ends_all_with_an_error(one: Gate, stream: Log) -> None:
     # Given a key that holds something else, and a subscriber beside that works
     stream.raw.set(stream.name, "text")
