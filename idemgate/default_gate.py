@@ -44,13 +44,13 @@ def configure(
     if context.is_used:
         fix = "Call configure() before the first guarded call, or make a Gate of your own"
         raise InvalidArgument("store", default_gate, "the default gate is in use already", fix)
-    source = parse_source(None, store) if isinstance(store, str) else parse_source(store, None)
+    source = parse_source(store)
     if source is None:
         raise InvalidArgument("store", store, "neither a URL nor a client", "Pass 'redis://localhost:6379/0'")
     name = context.namespace if namespace is None else check_name(namespace, "namespace")
     seconds = context.timeout if timeout is None else milliseconds(timeout, "timeout") / 1000
     parsed = parse_durability(durability, name)
     url = store if isinstance(store, str) else None
-    default_gate._options().update(url=url, namespace=name, timeout=seconds, durability=durability)
+    default_gate._options().update(store=url, namespace=name, timeout=seconds, durability=durability)
     context.source, context.namespace, context.timeout, context.durability = source, name, seconds, parsed
     return default_gate

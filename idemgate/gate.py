@@ -80,10 +80,10 @@ class Gate:
     temporary embedded server cannot be pickled.
 
     Args:
-        url: redis://, rediss://, unix://, redis+cluster://h1:p,h2:p, redis+sentinel://h1:p,h2:p/service, or
-            embedded://[dir]. None: the environment variable IDEMGATE_URL.
-        client: a redis-py client, sync or async, instead of a URL. The gate copies its address and credentials and
-            opens its own connections. These never decode, never retry on their own, and have timeouts.
+        store: a URL: redis://, rediss://, unix://, redis+cluster://h1:p,h2:p,
+            redis+sentinel://h1:p,h2:p/service or embedded://[dir]. Or a redis-py client, sync or async: the gate copies
+            its address and credentials and opens its own connections, which never decode, never retry on their own, and
+            have timeouts. None: the environment variable IDEMGATE_URL.
         namespace: the first part of every key. Use one for each trust domain.
         timeout: how long a call may take, retries included, while the store does not answer. Then it raises
             StoreUnavailable. A topic recognizes a retry for 30 s. With a longer timeout a trigger needs an
@@ -96,32 +96,31 @@ class Gate:
         clock: a test clock that every script uses (`idemgate.testing.Clock`).
 
     Raises:
-        NotConfigured: the client cannot be copied. The first use raises it if neither a URL nor IDEMGATE_URL is set.
+        InvalidArgument: an argument is invalid.
+        NotConfigured: the client cannot be copied. The first use raises it if neither a store nor IDEMGATE_URL is set.
         NotDurable: a call raises it if its write was not durable within `timeout`.
         ServerRejected: a call raises it if the server can never give the durability. Nothing is written then.
     """
 
     def __init__(
         self,
-        url: str | None = None,
+        store: str | object | None = None,
         *,
-        client: object | None = None,
         namespace: str = "default",
         timeout: Duration = "5s",
         max_bytes: int = 262_144,
         durability: DurabilityOption = None,
         clock: Clock | None = None,
     ) -> None:
-        if url is not None and client is not None:
-            raise InvalidArgument("client", client, "a URL was given too", "Pass one of url and client")
         self.context = Context(
-            parse_source(client, url), check_name(namespace, "namespace"), milliseconds(timeout, "timeout") / 1000,
+            parse_source(store), check_name(namespace, "namespace"), milliseconds(timeout, "timeout") / 1000,
             check_int("max_bytes", max_bytes, 1, LARGEST), parse_durability(durability, namespace), clock,
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
         self.subscribers: list[Subscriber] = []
         options: dict[str, Any] = {
-            "url": url, "namespace": namespace, "timeout": timeout, "max_bytes": max_bytes, "durability": durability,
+            "store": store if isinstance(store, str) else None, "namespace": namespace, "timeout": timeout,
+            "max_bytes": max_bytes, "durability": durability,
         }  # fmt: skip
         self._options: Callable[[], dict[str, Any]] = lambda: options  # no repr shows the password of the URL
 
@@ -905,23 +904,19 @@ class Gate:
         self.close()
 
 
-def parse_source(client: object | None, url: str | None) -> Endpoint | str | None:
-    """Return the endpoint of a client or URL. An embedded server stays a URL until the first use."""
-    if client is not None:
+def parse_source(store: object | None) -> Endpoint | str | None:
+    """Return the endpoint of a URL or client. An embedded server stays a URL until the first use."""
+    if store is None:
+        return None
+    if not isinstance(store, str):
         from idemgate.store.endpoint import endpoint_from_client  # late: importing redis-py is slow
 
-        return endpoint_from_client(client)
-    if url is None:
-        return None
-    if not isinstance(url, str):
-        raise InvalidArgument(
-            "url", type(url), "not a URL", "Pass 'redis://localhost:6379/0', or client= for a redis-py client"
-        )
-    if url.startswith("embedded:"):
-        return url
+        return endpoint_from_client(store)
+    if store.startswith("embedded:"):
+        return store
     from idemgate.store.url import endpoint_from_url
 
-    return endpoint_from_url(url)
+    return endpoint_from_url(store)
 
 
 def _check_parentheses(method: str, name: object) -> None:
@@ -950,7 +945,7 @@ def _portable_options(gate: Gate, options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         PicklingError: the gate has something that exists in this process only.
     """
-    url = options["url"]
+    url = options["store"]
     if url is None and gate.context.source is not None:
         raise _refusal(gate, "it was made from a client", "Make it from a URL or IDEMGATE_URL")
     if gate.context.clock is not None:
@@ -961,7 +956,7 @@ def _portable_options(gate: Gate, options: dict[str, Any]) -> dict[str, Any]:
         if (directory := directory_of(url)) is None:
             raise _refusal(gate, "its embedded server is temporary and of this process", "Name a directory in the URL")
         url = f"embedded://{quote(str(Path(directory).resolve()))}"
-    return options | {"url": url}
+    return options | {"store": url}
 
 
 def _refusal(gate: Gate, reason: str, fix: str) -> PicklingError:

@@ -144,7 +144,7 @@ class Context:
         if source is None or source == "":
             raise NotConfigured(
                 "no store is configured. Pass a URL, Gate('redis://localhost:6379/0'); or set IDEMGATE_URL; "
-                "or call idemgate.configure(...) for the default gate; or pass client=; "
+                "or call idemgate.configure(...) for the default gate; or pass a redis-py client; "
                 "or Gate('embedded://') for a server of this process"
             )
         if not isinstance(source, str):

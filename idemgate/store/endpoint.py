@@ -22,7 +22,7 @@ import redis.asyncio.connection as aconnection
 import redis.asyncio.sentinel as asentinel
 from redis import connection, sentinel
 
-from idemgate.errors import NotConfigured
+from idemgate.errors import InvalidArgument, NotConfigured
 from idemgate.store.tls import check_tls_settings
 
 __all__ = ["Endpoint", "connection_settings", "endpoint_from_client", "pick_node", "verifies_certificate"]
@@ -134,14 +134,14 @@ def endpoint_from_client(client: object) -> Endpoint:
     """Return the endpoint of a redis-py client, sync or async.
 
     Raises:
+        InvalidArgument: it is no client.
         NotConfigured: a setting of the client cannot be copied. The text names it.
     """
     if isinstance(client, redis.RedisCluster | aredis.RedisCluster):
         return _endpoint_from_cluster(client)
     if not isinstance(client, redis.Redis | aredis.Redis):
-        raise _unsupported_client(
-            client, "is not a client of redis-py (redis.Redis, redis.RedisCluster or their asyncio twins)"
-        )
+        fix = "Pass 'redis://localhost:6379/0', or a redis.Redis or redis.RedisCluster, also one of redis.asyncio"
+        raise InvalidArgument("store", type(client), "neither a URL nor a client of redis-py", fix)
     pool = cast(Any, client).connection_pool
     kwargs = cast("dict[str, Any]", dict(pool.connection_kwargs))
     kwargs["connection_class"] = pool.connection_class

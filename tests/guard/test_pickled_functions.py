@@ -285,7 +285,7 @@ def test_a_gate_travels_as_what_it_was_made_from(tmp_path: Path, monkeypatch: py
 
 
 REFUSED = {
-    "it was made from a client. Make it from a URL": lambda: Gate(client=redis.Redis()),
+    "it was made from a client. Make it from a URL": lambda: Gate(redis.Redis()),
     "it has a clock of this process. Leave out clock=": lambda: Gate("redis://nowhere:1", clock=Clock()),
     "temporary and of this process. Name a directory": lambda: Gate("embedded://"),
 }

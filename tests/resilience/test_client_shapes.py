@@ -59,7 +59,7 @@ async def test_retries_of_a_users_client_run_no_request_twice_with_two_effects(
 ) -> None:
     # Given a gate of a client that retries, through which every second reply gets lost
     client = retrying(proxy.port, awaiting)
-    gate = Gate(client=client, namespace=namespace)
+    gate = Gate(client, namespace=namespace)
     topic, ran, n = gate.topic("t", merge="append"), list[str](), 0
 
     @gate.once(key="{key}", scope="s")
@@ -99,7 +99,7 @@ def test_64_threads_share_a_pool_of_one_connection(
     keys = min(many(10), 100)
     # Given a gate of a client whose pool has one connection, and waits for it
     pool = redis.BlockingConnectionPool(port=proxy.port, max_connections=1, timeout=1)
-    gate, ran, wrong = Gate(client=redis.Redis.from_pool(pool), namespace=namespace), list[str](), list[object]()
+    gate, ran, wrong = Gate(redis.Redis.from_pool(pool), namespace=namespace), list[str](), list[object]()
 
     @gate.once(key="{key}", scope="s", on_in_progress="wait")
     def charge(key: str) -> str:

@@ -144,7 +144,7 @@ async def test_what_sentinels_are_asked_with_is_nowhere_to_be_seen(logged: Calla
     (port,), ledger = unused_ports(1), Ledger()
     finder = redis.Sentinel([("127.0.0.1", port)], sentinel_kwargs={"password": PASSWORD})
     known = {"url": f"redis+sentinel://u:{PASSWORD}@127.0.0.1:{port}/svc", "client": finder.master_for("svc")}[given]
-    gate = Gate(known, timeout="50ms") if given == "url" else Gate(client=known, timeout="50ms")
+    gate = Gate(known, timeout="50ms")
     for face in (Face(gate, False), Face(gate, True)):
         with pytest.raises(
             StoreUnavailable, match=f"No master found for 'svc' by any of the sentinels 127.0.0.1:{port}"

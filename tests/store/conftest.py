@@ -67,8 +67,8 @@ async def asker(request: pytest.FixtureRequest, namespace: str) -> AsyncIterator
     """Makes an Asker for a URL or a client; all are closed at the end."""
     gates: list[Gate] = []
 
-    def make(url: str | None = None, **options: Any) -> Asker:
-        gates.append(Gate(url, namespace=namespace, **options))
+    def make(store: object = None, **options: Any) -> Asker:
+        gates.append(Gate(store, namespace=namespace, **options))
         return Asker(gates[-1], request.param == "awaiting")
 
     yield make

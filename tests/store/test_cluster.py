@@ -58,10 +58,10 @@ async def gate(
         made = Gate("redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in ports), **options)
     elif request.param == "client":
         with redis.RedisCluster(port=ports[1], host="127.0.0.1", decode_responses=True) as client:
-            made = Gate(client=client, **options)
+            made = Gate(client, **options)
     else:
         async with aredis.RedisCluster(host="127.0.0.1", port=ports[2], protocol=3) as awaiting:
-            made = Gate(client=awaiting, **options)
+            made = Gate(awaiting, **options)
     yield made
     await made.aio.close()
     made.close()
@@ -539,7 +539,7 @@ async def test_the_primary_is_found_through_sentinels(how: str, asker: Any, watc
         ask = asker("redis+sentinel://" + ",".join(f"{host}:{port}" for host, port in nodes) + "/shop/2")
     else:
         sentinel = (redis if how == "client" else aredis).Sentinel(nodes)
-        ask = asker(client=sentinel.master_for("shop", db=2, decode_responses=True, protocol=3))
+        ask = asker(sentinel.master_for("shop", db=2, decode_responses=True, protocol=3))
     # When a key is claimed
     key = ask.claims.key("s", new_id().hex())
     states = [(await ask.run(ask.claims.claim(key, new_id(), 1000, 1000))).state for _ in range(2)]

@@ -389,7 +389,7 @@ async def test_a_server_without_memory_refuses_to_begin_but_not_to_end(
 async def test_a_missing_permission_is_not_tried_again(asker: Any, own: redis.Redis, own_url: str) -> None:
     # Given a user who may not run scripts
     own.execute_command("ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+@all", "-evalsha", "-eval")
-    ask = asker(client=redis.Redis(unix_socket_path=own_url.removeprefix("unix://"), username="weak", password="pw"))
+    ask = asker(redis.Redis(unix_socket_path=own_url.removeprefix("unix://"), username="weak", password="pw"))
     own.config_resetstat()
     # Then the refusal raises at once
     with pytest.raises(ServerRejected, match="evalsha"):
@@ -399,7 +399,7 @@ async def test_a_missing_permission_is_not_tried_again(asker: Any, own: redis.Re
 
 
 async def test_a_wrong_password_is_not_tried_again(asker: Any, own: redis.Redis, own_url: str) -> None:
-    ask = asker(client=redis.Redis(unix_socket_path=own_url.removeprefix("unix://"), username="u", password="wrong-pw"))
+    ask = asker(redis.Redis(unix_socket_path=own_url.removeprefix("unix://"), username="u", password="wrong-pw"))
     with pytest.raises(ServerRejected, match="invalid username-password pair") as told:
         await ask.run(claim(ask.gate, "k"))
     assert "wrong-pw" not in str(told.value)

@@ -47,12 +47,12 @@ def test_text_that_may_be_a_secret_is_not_shown(url: str) -> None:
     assert PASSWORD not in str(refused.value)
 
 
-@pytest.mark.parametrize("url", [5, b"redis://:secret@host", None])
-def test_a_url_of_another_type_is_refused_and_not_shown(url: Any) -> None:
+@pytest.mark.parametrize("url", [5, b"redis://:secret@host", redis.ConnectionPool(), None])
+def test_a_store_of_another_type_is_refused_and_not_shown(url: Any) -> None:
     if url is None:
         Gate(url)
         return
-    with pytest.raises(InvalidArgument, match=r"url=<class .*not a URL\. Pass 'redis://") as refused:
+    with pytest.raises(InvalidArgument, match=r"store=<class .*neither a URL nor a client .*Pass 'redis://") as refused:
         Gate(url)
     assert "secret" not in str(refused.value)
 
@@ -83,8 +83,8 @@ def test_tls_settings_without_tls_are_refused(scheme: str) -> None:
 
 def test_a_client_is_checked_too() -> None:
     with pytest.raises(InvalidArgument, match="ssl_ciphers='NONE9'"):
-        Gate(client=redis.Redis("h", ssl=True, ssl_ciphers="NONE9"))
-    Gate(client=redis.Redis("h", ssl=True, ssl_min_version=ssl.TLSVersion.TLSv1_3, ssl_cert_reqs=ssl.CERT_REQUIRED))
+        Gate(redis.Redis("h", ssl=True, ssl_ciphers="NONE9"))
+    Gate(redis.Redis("h", ssl=True, ssl_min_version=ssl.TLSVersion.TLSv1_3, ssl_cert_reqs=ssl.CERT_REQUIRED))
 
 
 @pytest.mark.parametrize("word", ["false", "False", "no", "0"])

@@ -112,7 +112,7 @@ async def test_the_name_is_checked_unless_the_url_disables_it(tls: Tls) -> None:
     for client in (sync_client(endpoint), async_client(endpoint)):
         assert client.connection_pool.connection_kwargs["ssl_check_hostname"] is True
     named = endpoint_from_url(tls.url("127.0.0.1", more="&ssl_check_hostname=False"))
-    with Gate(client=redis.Redis.from_url(tls.url("127.0.0.1"), ssl_check_hostname=False)) as gate:
+    with Gate(redis.Redis.from_url(tls.url("127.0.0.1"), ssl_check_hostname=False)) as gate:
         assert gate.first(new_id(), "1s")
     assert "ssl_check_hostname" in named.settings
 

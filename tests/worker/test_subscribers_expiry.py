@@ -604,7 +604,7 @@ async def test_who_may_not_ask_can_say_that_it_is_set(make: Make, own: str, raw:
     # Given a user who may not use CONFIG, as on managed servers
     raw.execute_command("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-config")
     client = redis.Redis.from_url(own, username="app", password="secret")
-    refused, assuming, ran = make(None, client=client), make(None, client=client), list[Expired]()
+    refused, assuming, ran = make(client), make(client), list[Expired]()
     listener(refused, ran)
     listener(assuming, ran, notifications="assume")
     # Then checking is refused with the ways out
