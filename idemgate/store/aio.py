@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import redis.exceptions as rx
 
-from idemgate.core.calls import KEY_ERRORS, Batch, Call, Incomplete, PerKeyCall, SlotMoved
+from idemgate.core.calls import Batch, Call, Incomplete, PerKeyCall, SlotMoved, run_plan_async
 from idemgate.core.clock import monotonic
-from idemgate.errors import StoreError, StoreUnavailable
+from idemgate.errors import StoreUnavailable
 from idemgate.store.cluster.aio import AsyncCluster
 from idemgate.store.connection_aio import AsyncConnection, SingleServer, raise_if_error
 from idemgate.store.durability import Durability
@@ -21,7 +21,17 @@ from idemgate.store.endpoint import Endpoint
 from idemgate.store.pubsub import Subscription
 from idemgate.store.replication import DurabilityCheck, make_durability_check
 from idemgate.store.resp import encode_call, key_of, pack
-from idemgate.store.retry import FAILURES, RetryBudget, needs_retry
+from idemgate.store.retry import (
+    FAILURES,
+    RetryBudget,
+    Send,
+    SendAll,
+    Steps,
+    resolve_reply,
+    retry_call,
+    run_batch,
+    run_each,
+)
 from idemgate.store.shielded import finish_despite_cancel
 
 __all__ = ["AsyncLink", "PendingCall"]
@@ -104,7 +114,7 @@ class PendingCall(Generic[T]):
         try:
             result = self._call.answer(reply)
         except (SlotMoved, Incomplete):
-            self.continue_with(self._link._resolve_reply(self._call, reply, self._budget()))
+            self.continue_with(self._link.take_steps(resolve_reply(self._call, reply, self._budget())))
         except Exception as error:  # noqa: BLE001 - each error about the reply belongs to the caller
             self._set_outcome(None, error)
         else:
@@ -196,7 +206,7 @@ class AsyncLink:
             or attempt is not None
             or (self._durability_check is not None and self._durability_check.applies_to(call))
         ):
-            pending.continue_with(self._retry(call, RetryBudget(pending.within, attempt=attempt)))
+            pending.continue_with(self.take_steps(retry_call(call, RetryBudget(pending.within, attempt=attempt))))
         else:
             connection.submit(call.framed or encode_call(call), pending.on_reply)
         return pending
@@ -204,11 +214,27 @@ class AsyncLink:
     async def _retry_after(self, call: Call[T], budget: RetryBudget, error: Exception) -> T:
         if isinstance(error, rx.NoScriptError):
             try:
-                return await self._resolve_reply(call, await self._load(call, budget), budget)
+                reply = await self._load(call, budget)
             except FAILURES as failure:
                 error = failure
+            else:
+                return await self.take_steps(resolve_reply(call, reply, budget))
         await asyncio.sleep(budget.next_delay(error))
-        return await self._retry(call, budget)
+        return await self.take_steps(retry_call(call, budget))
+
+    async def take_steps(self, steps: Steps[T]) -> T:
+        """Take the steps to an answer, and return it."""
+        return await run_plan_async(steps, self._take_step)
+
+    async def _take_step(self, step: Send | SendAll | float) -> Any:
+        try:
+            if isinstance(step, Send):
+                return await self._send(step.call, step.budget)
+            if isinstance(step, SendAll):
+                return await self._pipeline(step.calls, step.budget.attempt)
+            return await asyncio.sleep(step)
+        except FAILURES as error:
+            return error
 
     async def run(self, call: Call[T], within: float | None = None, attempt: float | None = None) -> T:
         """Send one call and return its answer, as `SyncLink.run` does. Cancelling the caller does not stop the call."""
@@ -216,7 +242,8 @@ class AsyncLink:
 
     async def run_all(self, batch: Batch[T], within: float | None = None) -> T:
         """Send the calls of a batch together and return its joined answer, as `SyncLink.run_all` does."""
-        return batch.join(await asyncio.shield(self.spawn(self._run_batch(batch.calls, self._budget(within, None)))))
+        steps = run_batch(batch.calls, self._budget(within, None))
+        return batch.join(await asyncio.shield(self.spawn(self.take_steps(steps))))
 
     async def run_each(
         self, calls: Sequence[PerKeyCall[Any]], within: float | None = None, attempt: float | None = None
@@ -228,7 +255,7 @@ class AsyncLink:
         self, calls: Sequence[PerKeyCall[Any]], within: float | None = None, attempt: float | None = None
     ) -> asyncio.Task[list[Any]]:
         """Start `run_each` in a task. It goes on when the caller is cancelled."""
-        return self.spawn(self._run_each(calls, self._budget(within, attempt)))
+        return self.spawn(self.take_steps(run_each(calls, self._budget(within, attempt))))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine in a task that `close` waits for."""
@@ -244,71 +271,6 @@ class AsyncLink:
 
     def _budget(self, within: float | None, attempt: float | None) -> RetryBudget:
         return RetryBudget(self.seconds if within is None else within, attempt=attempt)
-
-    async def _retry(self, call: Call[T], budget: RetryBudget, redirects: int = 0) -> T:
-        while True:
-            try:
-                reply = await self._send(call, budget)
-            except FAILURES as error:
-                pause = budget.next_delay(error)
-            else:
-                return await self._resolve_reply(call, reply, budget, redirects)
-            await asyncio.sleep(pause)
-
-    async def _resolve_reply(self, call: Call[T], reply: list[Any], budget: RetryBudget, redirects: int = 0) -> T:
-        """Return the answer in a reply. Follow a moved slot, and continue an incomplete call."""
-        try:
-            return call.answer(reply)
-        except Incomplete as incomplete:
-            rest = incomplete.rest
-            return rest.join([await self._retry(one, budget.renew()) for one in rest.calls])  # type: ignore[no-any-return]
-        except SlotMoved as moved:
-            redirect, by = call.redirect, moved.by
-        assert redirect is not None, "SlotMoved needs a redirect"
-        await asyncio.sleep(budget.redirect_delay(redirects))
-        destination = redirect.resolve(await self._retry(redirect.lookup(), budget), by)
-        return destination.join([await self._retry(one, budget, redirects + 1) for one in destination.calls])  # type: ignore[no-any-return]
-
-    async def _run_each(self, calls: Sequence[PerKeyCall[Any]], budget: RetryBudget) -> list[Any]:
-        outage, outcomes = None, list[Any]()
-        try:
-            replies = await self._try_pipeline(calls, budget)
-        except StoreError as error:
-            return [error for call in calls for _ in call.keys]
-        for call, reply in zip(calls, replies, strict=True):
-            if outage is not None and needs_retry(reply):
-                outcomes += [outage] * len(call.keys)
-                continue
-            try:
-                answers: list[Any] = await self._retry_or_resolve(call, reply, budget)
-                outcomes += answers
-            except StoreError as error:
-                outcomes += [error] * len(call.keys)
-                outage = outage if isinstance(error, KEY_ERRORS) else error
-        return outcomes
-
-    async def _run_batch(self, calls: Sequence[Call[Any]], budget: RetryBudget) -> list[Any]:
-        replies, answers = await self._try_pipeline(calls, budget), list[Any]()
-        for call, reply in zip(calls, replies, strict=True):
-            answers.append(await self._retry_or_resolve(call, reply, budget))
-            budget.mark_partial()
-        return answers
-
-    async def _try_pipeline(self, calls: Sequence[Call[Any]], budget: RetryBudget) -> Sequence[Any]:
-        replies: Sequence[Any] = [None] * len(calls)
-        if len(calls) > 1:
-            try:
-                replies = await self._pipeline(calls, budget.attempt)
-                if not all(map(needs_retry, replies)):
-                    budget.mark_partial()
-                budget.raise_lost(replies)
-            except FAILURES as error:
-                await asyncio.sleep(budget.next_delay(error))
-        return replies
-
-    async def _retry_or_resolve(self, call: Call[T], reply: Any, budget: RetryBudget) -> T:
-        """Resolve a reply of a batch. Without a reply, send the call again with the same ids."""
-        return await (self._retry(call, budget) if needs_retry(reply) else self._resolve_reply(call, reply, budget))
 
     async def _send(self, call: Call[Any], budget: RetryBudget) -> list[Any]:
         script, check, arguments = call.script, self._durability_check, (len(call.keys), *call.keys, *call.args)

@@ -7,14 +7,15 @@ retried until the deadline. The retries of redis-py stay off: nested under these
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT, retry_pause
+from idemgate.core.calls import KEY_ERRORS, Call, Incomplete, PerKeyCall, SlotMoved
 from idemgate.core.clock import monotonic
-from idemgate.errors import NotDurable, ServerRejected, StoreUnavailable
+from idemgate.errors import NotDurable, ServerRejected, StoreError, StoreUnavailable
 from idemgate.lua import names, script
 from idemgate.lua.checked import checked
 
@@ -22,9 +23,16 @@ __all__ = [
     "FAILURES",
     "NotReplicated",
     "RetryBudget",
+    "Send",
+    "SendAll",
     "explain_redirect",
     "is_transient",
     "needs_retry",
+    "resolve_reply",
+    "retry_call",
+    "retry_or_resolve",
+    "run_batch",
+    "run_each",
     "suggests_failover",
 ]
 
@@ -163,15 +171,6 @@ class RetryBudget:
             raise StoreUnavailable(text + suggest_server(reason), self._executed) from reason
         return seconds
 
-    def raise_lost(self, replies: Iterable[Any]) -> None:
-        """Raise the first lost connection among the replies, for `next_delay`.
-
-        The other nodes of a cluster may have answered well.
-        """
-        for reply in replies:
-            if isinstance(reply, rx.ConnectionError | rx.TimeoutError):
-                raise reply
-
     def _replication_delay(self, error: NotReplicated) -> float:
         # A retry returns the stored reply and waits for the durability of the first write.
         self._tries += 1
@@ -200,6 +199,107 @@ _SHORTEST_TRY = 0.05
 """Seconds that a try has even if the deadline has passed: a call with `timeout=0` is sent, too."""
 MAX_REDIRECTS = 150
 """The most redirects of one call. Each is a nested call, and Python bounds the depth. They take over half a minute."""
+
+
+# -- the steps of a call ----------------------------------------------------------------------------------------------
+
+
+class Send(NamedTuple):
+    """A step: send one call. It gives the reply, or one of `FAILURES` as a value."""
+
+    call: Call[Any]
+    budget: RetryBudget
+
+
+class SendAll(NamedTuple):
+    """A step: send calls together. It gives their replies with errors among them, or one of `FAILURES` as a value."""
+
+    calls: Sequence[Call[Any]]
+    budget: RetryBudget
+
+
+Steps = Generator[Send | SendAll | float, Any, T]
+"""The steps to an answer; a number is a pause in seconds. `SyncLink` takes them blocking, `AsyncLink` awaiting."""
+
+
+def retry_call(call: Call[T], budget: RetryBudget, redirects: int = 0) -> Steps[T]:
+    """Send a call until it has an answer. Retries carry the same ids."""
+    reply = yield Send(call, budget)
+    while isinstance(reply, FAILURES):
+        yield budget.next_delay(reply)
+        reply = yield Send(call, budget)
+    return (yield from resolve_reply(call, reply, budget, redirects))
+
+
+def resolve_reply(call: Call[T], reply: list[Any], budget: RetryBudget, redirects: int = 0) -> Steps[T]:
+    """Return the answer in a reply. Follow a moved slot, and continue an incomplete call."""
+    try:
+        return call.answer(reply)
+    except Incomplete as incomplete:
+        rest = incomplete.rest
+        return rest.join((yield from _retry_all(rest.calls, budget.renew)))  # type: ignore[no-any-return]
+    except SlotMoved as moved:
+        redirect, by = call.redirect, moved.by
+    assert redirect is not None, "SlotMoved needs a redirect"
+    yield budget.redirect_delay(redirects)
+    destination = redirect.resolve((yield from retry_call(redirect.lookup(), budget)), by)
+    return destination.join((yield from _retry_all(destination.calls, lambda: budget, redirects + 1)))  # type: ignore[no-any-return]
+
+
+def _retry_all(calls: Iterable[Call[Any]], budget: Callable[[], RetryBudget], redirects: int = 0) -> Steps[list[Any]]:
+    answers: list[Any] = []
+    for call in calls:
+        answer = yield from retry_call(call, budget(), redirects)
+        answers.append(answer)
+    return answers
+
+
+def run_batch(calls: Sequence[Call[Any]], budget: RetryBudget) -> Steps[list[Any]]:
+    """Send calls together and return their answers."""
+    replies, answers = (yield from _send_together(calls, budget)), list[Any]()
+    for call, reply in zip(calls, replies, strict=True):
+        answers.append((yield from retry_or_resolve(call, reply, budget)))
+        budget.mark_partial()
+    return answers
+
+
+def run_each(calls: Sequence[PerKeyCall[Any]], budget: RetryBudget) -> Steps[list[Any]]:
+    """Send calls together and return one outcome for each of their keys: an answer, or a StoreError as a value."""
+    outage, outcomes = None, list[Any]()
+    try:
+        replies = yield from _send_together(calls, budget)
+    except StoreError as error:
+        return [error for call in calls for _ in call.keys]
+    for call, reply in zip(calls, replies, strict=True):
+        if outage is not None and needs_retry(reply):
+            outcomes += [outage] * len(call.keys)
+            continue
+        try:
+            outcomes += yield from retry_or_resolve(call, reply, budget)
+        except StoreError as error:
+            outcomes += [error] * len(call.keys)
+            outage = outage if isinstance(error, KEY_ERRORS) else error
+    return outcomes
+
+
+def retry_or_resolve(call: Call[T], reply: Any, budget: RetryBudget) -> Steps[T]:
+    """Resolve a reply of a batch. Without a reply, send the call again with the same ids."""
+    return retry_call(call, budget) if needs_retry(reply) else resolve_reply(call, reply, budget)
+
+
+def _send_together(calls: Sequence[Call[Any]], budget: RetryBudget) -> Steps[Sequence[Any]]:
+    if len(calls) < 2:
+        return [None] * len(calls)
+    replies: Sequence[Any] | rx.RedisError = yield SendAll(calls, budget)
+    if isinstance(replies, FAILURES):
+        yield budget.next_delay(replies)
+        return [None] * len(calls)
+    if not all(map(needs_retry, replies)):
+        budget.mark_partial()
+    lost = next((reply for reply in replies if isinstance(reply, rx.ConnectionError | rx.TimeoutError)), None)
+    if lost is not None:  # the other nodes of a cluster may have answered well
+        yield budget.next_delay(lost)
+    return replies
 
 
 # -- texts for the user, and failovers ---------------------------------------------------------------------------------

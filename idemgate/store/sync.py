@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT, retry_pause
-from idemgate.core.calls import KEY_ERRORS, Batch, Call, Incomplete, PerKeyCall, SlotMoved
+from idemgate.core.calls import Batch, Call, Incomplete, PerKeyCall, SlotMoved, run_plan
 from idemgate.core.clock import monotonic
 from idemgate.core.forks import lock_reset_at_fork
-from idemgate.errors import StoreError
 from idemgate.store.clients import sync_client, sync_pool
 from idemgate.store.cluster.sync import SyncCluster
 from idemgate.store.connection import ConnectionPool
@@ -21,7 +20,18 @@ from idemgate.store.durability import Durability
 from idemgate.store.endpoint import Endpoint, pick_node
 from idemgate.store.replication import DurabilityCheck, make_durability_check
 from idemgate.store.resp import encode_call, key_of, pack
-from idemgate.store.retry import FAILURES, RetryBudget, explain_redirect, needs_retry
+from idemgate.store.retry import (
+    FAILURES,
+    RetryBudget,
+    Send,
+    SendAll,
+    explain_redirect,
+    needs_retry,
+    retry_call,
+    retry_or_resolve,
+    run_batch,
+    run_each,
+)
 
 __all__ = ["SyncLink", "Waiter"]
 
@@ -109,34 +119,21 @@ class SyncLink:
                 reply = self._load_script(error, call)
             return call.answer(reply)
         except (SlotMoved, Incomplete):  # the retry gets the same reply, and `_resolve_reply` handles it
-            return self._retry(call, self._budget(within, attempt, started))
+            budget = self._budget(within, attempt, started)
         except FAILURES as error:
             budget = self._budget(within, attempt, started)
             time.sleep(budget.next_delay(error))
-        return self._retry(call, budget)
+        return run_plan(retry_call(call, budget), self._take_step)
 
-    def _retry(self, call: Call[T], budget: RetryBudget, redirects: int = 0) -> T:
-        while True:
-            try:
-                reply = self._send(call, budget.attempt)
-            except FAILURES as error:
-                time.sleep(budget.next_delay(error))
-            else:
-                return self._resolve_reply(call, reply, budget, redirects)
-
-    def _resolve_reply(self, call: Call[T], reply: list[Any], budget: RetryBudget, redirects: int = 0) -> T:
-        """Return the answer in a reply. Follow a moved slot, and continue an incomplete call."""
+    def _take_step(self, step: Send | SendAll | float) -> Any:
         try:
-            return call.answer(reply)
-        except Incomplete as incomplete:
-            rest = incomplete.rest
-            return rest.join([self._retry(one, budget.renew()) for one in rest.calls])  # type: ignore[no-any-return]
-        except SlotMoved as moved:
-            redirect, by = call.redirect, moved.by
-        assert redirect is not None, "SlotMoved needs a redirect"
-        time.sleep(budget.redirect_delay(redirects))
-        destination = redirect.resolve(self._retry(redirect.lookup(), budget), by)
-        return destination.join([self._retry(one, budget, redirects + 1) for one in destination.calls])  # type: ignore[no-any-return]
+            if isinstance(step, Send):
+                return self._send(step.call, step.budget.attempt)
+            if isinstance(step, SendAll):
+                return self._pipeline(step.calls, step.budget.attempt)
+            return time.sleep(step)
+        except FAILURES as error:
+            return error
 
     def run_all(self, batch: Batch[T], within: float | None = None) -> T:
         """Send the calls of a batch together and return its joined answer.
@@ -150,7 +147,7 @@ class SyncLink:
             ServerRejected: the server refused a call for good.
             UnexpectedData: a key holds other data.
         """
-        return batch.join(self._run_batch(batch.calls, self._budget(within, None)))
+        return batch.join(run_plan(run_batch(batch.calls, self._budget(within, None)), self._take_step))
 
     def run_each(
         self, calls: Sequence[PerKeyCall[Any]], within: float | None = None, attempt: float | None = None
@@ -160,22 +157,7 @@ class SyncLink:
         After an error about the whole store, calls without a reply are not retried: they get the same error. `within`
         and `attempt` as for `run_all`.
         """
-        budget, outage, outcomes = self._budget(within, attempt), None, list[Any]()
-        try:
-            replies = self._try_pipeline(calls, budget)
-        except StoreError as error:
-            return [error for call in calls for _ in call.keys]
-        for call, reply in zip(calls, replies, strict=True):
-            if outage is not None and needs_retry(reply):
-                outcomes += [outage] * len(call.keys)
-                continue
-            try:
-                answers: list[Any] = self._retry_or_resolve(call, reply, budget)
-                outcomes += answers
-            except StoreError as error:
-                outcomes += [error] * len(call.keys)
-                outage = outage if isinstance(error, KEY_ERRORS) else error
-        return outcomes
+        return run_plan(run_each(calls, self._budget(within, attempt)), self._take_step)
 
     def try_each(self, batches: Sequence[Batch[None]], attempt: float) -> list[Exception | None]:
         """Send the calls of batches together and join the answers of each. A batch that fails does not affect others.
@@ -202,34 +184,12 @@ class SyncLink:
             for call, reply in zip(batch.calls, replies, strict=True):
                 if needs_retry(reply) and not isinstance(reply, rx.NoScriptError):
                     RetryBudget(0).next_delay(reply if self._cluster else explain_redirect(reply))  # raises
-                answers.append(self._retry_or_resolve(call, reply, RetryBudget(attempt, attempt=attempt)))
+                steps = retry_or_resolve(call, reply, RetryBudget(attempt, attempt=attempt))
+                answers.append(run_plan(steps, self._take_step))
             batch.join(answers)
         except Exception as error:  # noqa: BLE001 - it concerns this batch only
             return error
         return None
-
-    def _run_batch(self, calls: Sequence[Call[Any]], budget: RetryBudget) -> list[Any]:
-        replies, answers = self._try_pipeline(calls, budget), list[Any]()
-        for call, reply in zip(calls, replies, strict=True):
-            answers.append(self._retry_or_resolve(call, reply, budget))
-            budget.mark_partial()
-        return answers
-
-    def _try_pipeline(self, calls: Sequence[Call[Any]], budget: RetryBudget) -> Sequence[Any]:
-        replies: Sequence[Any] = [None] * len(calls)
-        if len(calls) > 1:
-            try:
-                replies = self._pipeline(calls, budget.attempt)
-                if not all(map(needs_retry, replies)):
-                    budget.mark_partial()
-                budget.raise_lost(replies)
-            except FAILURES as error:
-                time.sleep(budget.next_delay(error))
-        return replies
-
-    def _retry_or_resolve(self, call: Call[T], reply: Any, budget: RetryBudget) -> T:
-        """Resolve a reply of a batch. Without a reply, send the call again with the same ids."""
-        return self._retry(call, budget) if needs_retry(reply) else self._resolve_reply(call, reply, budget)
 
     def _send(self, call: Call[Any], attempt: float | None = None) -> list[Any]:
         check = self._durability_check
