@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from idemgate.core.thread_pool import ThreadPool
-from idemgate.core.verdict import Verdict, verdict_of
+from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.topics.messages import Delivery
 from idemgate.worker.consumer import InFlight, TopicConsumer
 from idemgate.worker.handler import build_run_async
@@ -64,16 +64,15 @@ class Dispatcher:
 
     def start_ready(self) -> None:
         """Start ready deliveries, up to the concurrency."""
-        if self._blocking_next and self._ready_blocking and self.free > self._places.kept_free:
+        kept_free = self._places.kept_free
+        if self._blocking_next and self.free > kept_free and self._ready_blocking:
             self._pool.start(1)
             self._blocking_next = False
-        if self._ready:
-            kept_free = self._places.kept_free
-            while self._ready and self.free > kept_free and not self._stopping.is_set():
-                self._start_async(self._ready.popleft())
-                self._blocking_next = True
+        while self.free > kept_free and self._ready and not self._stopping.is_set():
+            self._start_async(self._ready.popleft())
+            self._blocking_next = True
         if self._ready_blocking:
-            self._pool.start(self.free - self._places.kept_free)
+            self._pool.start(self.free - kept_free)
 
     # -- async handlers -----------------------------------------------------------------------------------------------
 
@@ -81,7 +80,8 @@ class Dispatcher:
         if not entry.can_start():
             self._on_ended([(entry, None)])
             return
-        entry.consumer.backpressure.on_handler_start(entry.delivery)
+        if entry.consumer.backpressure.applies:
+            entry.consumer.backpressure.on_handler_start(entry.delivery)
         self._start_task(entry, entry.consumer.run)
 
     def _start_task(self, entry: InFlight, run: Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]) -> None:
@@ -115,7 +115,8 @@ class Dispatcher:
         """Run a blocking handler; return None without running it if its lease has nearly ended."""
         if not entry.can_start():
             return None
-        entry.consumer.backpressure.on_handler_start(entry.delivery)
+        if entry.consumer.backpressure.applies:
+            entry.consumer.backpressure.on_handler_start(entry.delivery)
         verdict: Verdict[Any] = entry.consumer.run(entry.delivery)
         return verdict
 
@@ -125,13 +126,13 @@ class Dispatcher:
 
     def on_jobs_ended(self, ended: list[Ended]) -> None:
         """Report ended deliveries, and start others."""
-        self._on_ended([pair for pair in ended if self._has_ended(*pair)])
+        if self._abandoned:
+            ended = [pair for pair in ended if pair[0] not in self._abandoned]
+        self._on_ended([pair for pair in ended if pair[1] is HANDLED or self._has_ended(*pair)])
         self.start_ready()
 
     def _has_ended(self, entry: InFlight, verdict: Verdict[Any] | None) -> bool:
-        """Return False for an abandoned delivery, and for one whose handler returned a coroutine, which runs next."""
-        if entry in self._abandoned:
-            return False
+        """Return False if a plain function returned a coroutine, which runs next."""
         if verdict is None or verdict.value is None or not inspect.isawaitable(verdict.value):
             return True
         self._start_task(entry, build_run_async(partial(_await, verdict.value), entry.consumer.context.namespace))

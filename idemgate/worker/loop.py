@@ -103,10 +103,12 @@ class DeliveryLoop:
 
     def _on_ended(self, ended: Sequence[Ended]) -> None:
         """Choose how to settle deliveries that ended, and free their places."""
+        self._to_settle.set()  # before a place is freed: so a settlement, not the line, fetches the next delivery
         for entry, verdict in ended:
             consumer = entry.consumer
             if verdict is HANDLED and not consumer.backpressure.applies:  # the most frequent case
-                self._finish(entry, Settlement("ack", entry.delivery), handled=1)
+                self._ended.append((entry, Settlement("ack", entry.delivery)))
+                self._places.free(consumer.places, handled=1)
             elif verdict is not None:
                 settlement = choose_settlement(entry, verdict, self._stop.is_set())
                 self._finish(entry, settlement, handled=1)
@@ -129,7 +131,7 @@ class DeliveryLoop:
 
     def _finish(self, entry: InFlight, settlement: Settlement, handled: int = 0) -> None:
         self._ended.append((entry, settlement))
-        self._to_settle.set()  # before the place is freed: so a settlement, not the line, fetches the next delivery
+        self._to_settle.set()
         self._places.free(entry.consumer.places, handled)
 
     # -- settle -------------------------------------------------------------------------------------------------------
