@@ -17,7 +17,7 @@ SHORTEST_PAUSE = 0.1
 
 
 class Backpressure:
-    """What the ends of a topic's handlers say about how many of its deliveries the worker may hold.
+    """The bounds on what a worker holds of one topic, from how the topic's handlers end.
 
     The adaptive limit follows the duration and the errors of handlers; its rule is in `idemgate.topics.limits`. After a
     `DownstreamUnavailable` the topic pauses. Then one delivery at a time tests the service, until one succeeds. Time is

@@ -93,18 +93,14 @@ class TopicConsumer:
         self.is_async = is_async(handler)
         build = build_run_async if self.is_async else build_run
         self.run: Callable[[Delivery[Any]], Any] = build(handler, self.context.namespace)
-        self.backpressure = Backpressure(self.context, self.topic.name, self.calls.policy.adaptive)
+        self.backpressure = Backpressure(self.context, self.topic.name, self.poller.calls.policy.adaptive)
         # With durability, a settlement waits for replicas. A take must neither wait for them nor fail with them.
         self._takes_while_settling = self.context.durability is None
 
     @property
-    def calls(self) -> TopicCalls:
-        return self.poller.calls
-
-    @property
     def lease(self) -> float:
         """The lease of a delivery, seconds."""
-        return self.calls.policy.lease / 1000
+        return self.poller.calls.policy.lease / 1000
 
     def pause(self) -> float:
         """Return the seconds until the topic may take messages and a slot has work, at most one poll interval."""
@@ -123,7 +119,7 @@ class TopicConsumer:
         """Take at most `room` deliveries from the due slots; each call begins with another slot."""
         taken: list[InFlight] = []
         await self.poller.refresh_layout()
-        calls = self.calls
+        calls = self.poller.calls
         for slot in self.poller.due_slots(calls):
             if room > len(taken) and self.poller.is_assigned(slot):
                 try:
@@ -171,11 +167,11 @@ class TopicConsumer:
         for entry in self.in_flight.copy():
             if not entry.delivery.lost:
                 alone = error is not None and not isinstance(error, StoreUnavailable)
-                parts[entry if alone else self.calls.slot_of_delivery(entry.delivery)].append(entry)
+                parts[entry if alone else self.poller.calls.slot_of_delivery(entry.delivery)].append(entry)
         return [self._extend_part(entries, until) for entries in parts.values()]
 
     def _extend_part(self, entries: list[InFlight], until: float) -> Batch[None]:
-        extending = self.calls.extend_many([entry.delivery for entry in entries])
+        extending = self.poller.calls.extend_many([entry.delivery for entry in entries])
 
         def apply_replies(replies: list[Any]) -> None:
             for entry, outcome in zip(entries, extending.join(replies), strict=True):
@@ -214,8 +210,8 @@ class TopicConsumer:
         """
         for entry, _ in finished:
             entry.settling = True
-        calls, parts = self.calls, list[Coroutine[Any, Any, list[InFlight]]]()
-        most = min(BATCH, self.calls.max_settlements([settlement for _, settlement in finished]))
+        calls, parts = self.poller.calls, list[Coroutine[Any, Any, list[InFlight]]]()
+        most = min(BATCH, calls.max_settlements([settlement for _, settlement in finished]))
         for slot, part in _split_into_calls(calls, finished, most):
             n = min(room, most) if self._takes_while_settling and self.poller.has_work(slot) else 0
             room -= n
@@ -257,7 +253,7 @@ class TopicConsumer:
             counted = Counter(zip(verbs, outcomes, strict=True))
         for (verb, outcome), n in counted.items():
             self.context.counters.add("worker.lost" if outcome == "lost" else f"worker.{_COUNTER_OF_VERB[verb]}", n)
-        if self.calls.policy.merge.drops:
+        if self.poller.calls.policy.merge.drops:
             self._count_dropped(settlements, outcomes)
         if "dead" in outcomes:
             for settlement, outcome in zip(settlements, outcomes, strict=True):
@@ -287,7 +283,7 @@ class TopicConsumer:
     def update_slots(self) -> None:
         """Move the in-flight deliveries to their slots in the topic's new layout."""
         for entry in self.in_flight:
-            entry.delivery.slot = self.calls.slot_of_delivery(entry.delivery)
+            entry.delivery.slot = self.poller.calls.slot_of_delivery(entry.delivery)
 
     def drop(self, entries: Iterable[InFlight]) -> None:
         """Forget deliveries. Their leases expire, unless the deliveries were settled."""

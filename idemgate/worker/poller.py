@@ -1,4 +1,4 @@
-"""Poller of one topic: when each slot has work next, by the clock of its server."""
+"""Poller of one topic: when each slot has work next, by the clock of its server; and which policy the topic has."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from idemgate.core.calls import Call
 from idemgate.core.clock import monotonic
 from idemgate.topics.policy import find_newer
+from idemgate.topics.slots import stored_policy
 from idemgate.worker.clock_offset import UNKNOWN, Offset, narrow
 
 if TYPE_CHECKING:
     from idemgate.topics.topic import Topic
     from idemgate.topics.topic_calls import TopicCalls
 
-__all__ = ["POLL", "Poller"]
+__all__ = ["POLL", "PolicyFollower", "Poller"]
 
 POLL = 1.0
 """Longest sleep, seconds. Hints shorten it, but correctness does not depend on them."""
 IDLE_POLL = 30.0
 """Seconds within which each slot is polled while hints arrive. It bounds the delay of a message whose hint was lost."""
+FOLLOW = 10.0
+"""Seconds between two looks at the stored policy of a topic."""
 NEVER = float("inf")
 
 
@@ -44,15 +47,17 @@ class Poller:
     The poller has its own calls: a later declaration or deletion of the topic in this process does not reach them.
 
     Attributes:
+        calls: The calls of this worker, for the last known number of slots, from `open` on.
         wake: Set when a slot may have work earlier than was known.
         assigned_slots: Function that returns the slots to poll now. None means all slots.
         on_resize: Callback for a changed number of slots.
     """
 
+    calls: TopicCalls
+
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.context = topic.definition.context
-        self._calls: TopicCalls | None = None
         self.wake = asyncio.Event()
         self.assigned_slots: Callable[[], Collection[int]] | None = None
         self.on_resize: Callable[[], None] = lambda: None
@@ -74,26 +79,20 @@ class Poller:
             StoreError: The store cannot be reached.
         """
         opened = await self.topic.aio.open()
-        self._calls = opened.with_adopt(self._adopt_slots)
+        self.calls = opened.with_adopt(self._adopt_slots)
         self._due_at = dict.fromkeys(range(opened.policy.slots), 0.0)
 
     def _adopt_slots(self, slots: int) -> None:
         """Use the stored number of slots from the next poll on."""
         if slots != self.calls.policy.slots:
-            self._calls = self.calls.for_slots(slots)
+            self.calls = self.calls.for_slots(slots)
         self.topic.definition.set_slots(slots)
 
     def adopt_policy(self, stored: bytes) -> None:
         """Use the stored policy from the next call on, here and in this program, if its revision is higher."""
         if (newer := find_newer(stored, self.calls.policy)) is not None:
-            self._calls = self.calls.for_policy(newer, newer.slots)
+            self.calls = self.calls.for_policy(newer, newer.slots)
             self.topic.definition.adopt(stored)
-
-    @property
-    def calls(self) -> TopicCalls:
-        """The calls of this worker, for the last known number of slots."""
-        assert self._calls is not None, "the topic is opened before the first use"
-        return self._calls
 
     @property
     def slot_count(self) -> int:
@@ -253,3 +252,32 @@ class Poller:
             self._running -= Counter((slot,))  # subtraction drops zero counts
         self.record_reply(slot, reply, sent)
         return reply
+
+
+class PolicyFollower:
+    """A follower of the stored policy of one topic.
+
+    Deliveries in flight go on. The lease and the other options that are not stored stay as the program declared them.
+    """
+
+    def __init__(self, poller: Poller) -> None:
+        self.topic, self.context = poller.topic, poller.context
+        self.wake = asyncio.Event()
+        self._poller = poller
+        self._looked_at = self.context.now()
+
+    def pause(self) -> float:
+        """Return the seconds until the next look."""
+        left = self._looked_at + FOLLOW - self.context.now()
+        # A test clock stands still between its moves, and each move wakes the worker.
+        return left if left <= 0 or self.context.clock is None else POLL
+
+    async def run_once(self) -> None:
+        """Adopt the stored policy if its revision is higher."""
+        if self.context.now() < self._looked_at + FOLLOW:
+            return
+        self._looked_at = self.context.now()
+        context = self.context
+        stored = await context.aio_link.run(stored_policy(context.namespace, context.clock, self.topic.name))
+        if stored is not None:
+            self._poller.adopt_policy(stored)

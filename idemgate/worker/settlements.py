@@ -62,7 +62,7 @@ def choose_settlement(entry: InFlight, verdict: Verdict[Any], stopping: bool) ->
         facts = entry.log_facts()
         log.exception("worker.bad_delay topic=%r key=%r", *facts.values(), extra=facts)
         settlement = Settlement("nack", delivery, 1000, repr(invalid)[:500])
-    if settlement.verb == "ack" and consumer.calls.policy.result_retention is not None:
+    if settlement.verb == "ack" and consumer.poller.calls.policy.result_retention is not None:
         settlement = _add_result(entry, settlement, verdict.value)
     if verdict.outcome == "duplicate":
         counters.add("worker.duplicate")
@@ -77,7 +77,7 @@ def choose_settlement(entry: InFlight, verdict: Verdict[Any], stopping: bool) ->
 
 
 def _of_verdict(entry: InFlight, verdict: Verdict[Any], stopping: bool) -> Settlement:
-    delivery, backoff = entry.delivery, entry.consumer.calls.policy.backoff
+    delivery, backoff = entry.delivery, entry.consumer.poller.calls.policy.backoff
     outcome, error = verdict.outcome, verdict.error
     if isinstance(error, DownstreamUnavailable):
         return _defer(entry, verdict, error)
@@ -108,7 +108,7 @@ def _defer(entry: InFlight, verdict: Verdict[Any], error: DownstreamUnavailable)
     if not backpressure.pause:  # else another delivery of the same outage began it
         seconds = verdict.retry_after
         if seconds is None:
-            seconds = consumer.calls.policy.backoff.ms(backpressure.failures + 1, error) / 1000
+            seconds = consumer.poller.calls.policy.backoff.ms(backpressure.failures + 1, error) / 1000
         backpressure.begin_pause(seconds, error)
     return Settlement("defer", entry.delivery, delay=ceil(backpressure.pause * 1000))
 

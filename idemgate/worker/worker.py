@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, Self
 
 from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.text import one_line
 from idemgate.core.validation import check_int
-from idemgate.errors import InvalidArgument
-from idemgate.store.context import HasContext
+from idemgate.errors import InvalidArgument, StoreError
+from idemgate.store.context import Context, HasContext
 from idemgate.store.shielded import finish_despite_cancel
+from idemgate.topics.registry import stored_topics_async
 from idemgate.topics.topic import Topic
 from idemgate.worker.consumer import InFlight, TopicConsumer
 from idemgate.worker.coordinator import MembershipOption, SlotCoordinator, resolve_membership
@@ -22,15 +24,13 @@ from idemgate.worker.cron import CronScheduler
 from idemgate.worker.forwarder import Forwarder
 from idemgate.worker.loop import DeliveryLoop, StoreOutage, repeat
 from idemgate.worker.places import MAX_HOLD, Places
-from idemgate.worker.policies import PolicyFollower
-from idemgate.worker.poller import Poller
-from idemgate.worker.unserved import select_topics, warn_about_unserved
+from idemgate.worker.poller import PolicyFollower, Poller
 
 __all__ = ["Worker"]
 
 log = logging.getLogger("idemgate.worker")
 MAX_SHOWN = 10
-"""Running handlers that the text of a log record names. Its field `handlers` has all of them."""
+"""Handlers or topics that the text of a log record names. Its fields have all of them."""
 CLEANUP_SECONDS = 1.0
 """Seconds after the grace time for cancelled handlers to end, and for their deliveries to be settled."""
 
@@ -356,3 +356,50 @@ async def _close_pollers(pollers: Collection[Poller]) -> None:
 async def _wait_briefly(tasks: Collection[asyncio.Task[None]]) -> None:
     if tasks:
         await asyncio.wait(tasks, timeout=CLEANUP_SECONDS)
+
+
+# -- which topics a worker serves -------------------------------------------------------------------------------------
+
+
+def select_topics(gate_topics: Mapping[str, Topic], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the given topics, or all topics with work for a worker.
+
+    Raises:
+        InvalidArgument: A topic has no handler, or there is none at all.
+    """
+    selected = {name: topic for name, topic in gate_topics.items() if not names or name in names}
+    workable = {name for name, topic in selected.items() if topic.definition.has_consumer}
+    for name in names:
+        if name not in workable:
+            with_handler = sorted(
+                name for name, topic in gate_topics.items() if topic.definition.handler or topic.definition.forward
+            )
+            raise InvalidArgument(
+                "topics", name, "no handler is registered for it", f"Topics with a handler: {with_handler or 'none'}"
+            )
+    if not workable:
+        raise InvalidArgument(
+            "topics", names, "no topic of this gate has a handler", "Register one: @gate.topic(...).handler"
+        )
+    return tuple(dict.fromkeys(names)) or tuple(sorted(workable))
+
+
+async def warn_about_unserved(context: Context, topics: Mapping[str, Topic]) -> None:
+    """Log the stored topics with pending messages for which this program has no handler and no forward target.
+
+    Another program may serve them. Often a program has other names for its topics than the one that triggers them. It
+    takes one round trip, and one more if the store has such topics. Store errors are ignored: the worker reports them.
+    """
+    served = {name for name, topic in topics.items() if topic.definition.handler or topic.definition.forward}
+    try:
+        found = await stored_topics_async(context, without=served)
+    except StoreError:
+        return
+    waiting = {topic.name: topic.stats.pending for topic in found if topic.stats.pending}
+    if waiting:
+        shown = ", ".join(f"{one_line(name)} ({pending})" for name, pending in [*waiting.items()][:MAX_SHOWN])
+        more = f" and {len(waiting) - MAX_SHOWN} more" if len(waiting) > MAX_SHOWN else ""
+        log.warning(
+            "worker.unserved topics=%s%s: their messages wait, and this program has no handler for them. Register one, "
+            "run the program that has it, or delete them: idemgate topics", shown, more, extra={"waiting": waiting},
+        )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
-from idemgate.worker import unserved
+from idemgate.worker import worker as worker_module
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -46,7 +46,7 @@ async def test_a_long_list_is_cut(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unserved, "SHOWN", 2)
+    monkeypatch.setattr(worker_module, "MAX_SHOWN", 2)
     (program,) = replicas(1)
     for name in "abc":
         program.topic(name, window="1h").trigger("k")
