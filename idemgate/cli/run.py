@@ -29,9 +29,9 @@ __all__ = ["add_to", "find_gate", "gate_at"]
 log = logging.getLogger("idemgate.worker")
 DESCRIPTION = """\
 Run the handlers of a gate's topics, and its subscribers, until SIGTERM or Ctrl-C.
-The first signal lets running handlers finish, for --grace; a second one does not wait. The same signal within a second
-of the first counts as one. Unfinished messages are
-delivered again, by this or another worker. Modules are found in the current directory and on Python's path."""
+The first signal lets running handlers finish, for --grace; a second one does not wait. All signals within a second of
+the first count as one. Unfinished messages are delivered again, by this or another worker. Modules are found in the
+current directory and on Python's path."""
 
 
 def add_to(commands: Any) -> None:

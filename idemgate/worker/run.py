@@ -23,8 +23,8 @@ from idemgate.worker.worker import CLEANUP_SECONDS, HasTopics, Worker
 __all__ = ["run"]
 
 log = logging.getLogger("idemgate.worker")
-SAME_SIGNAL = 1.0
-"""Seconds in which the first signal again counts as the same: a terminal and a supervisor may both send one Ctrl-C."""
+SAME_REQUEST = 1.0
+"""Seconds in which further signals count as the first one: a terminal sends SIGINT, and its supervisor SIGTERM."""
 
 
 class RunnableGate(HasTopics, Protocol):
@@ -45,7 +45,7 @@ def run(
 ) -> None:
     """Run until SIGTERM or SIGINT. The first signal begins the grace time, a second one ends it.
 
-    The same signal within a second of the first counts as one.
+    All signals within a second of the first count as one.
 
     A handler or task that swallows its cancellation is left behind: it cannot keep the process alive.
 
@@ -141,13 +141,13 @@ async def _stop_on_failure(run: Coroutine[Any, Any, None], stop: asyncio.Event) 
 
 
 def _stop_on_signals(stop: asyncio.Event, worker: Worker | None, subscribers: Subscribers | None) -> None:
-    first: tuple[signal.Signals, float] | None = None
+    first: float | None = None
 
-    def request_stop(number: signal.Signals) -> None:
+    def request_stop() -> None:
         nonlocal first
-        if first is not None and first[0] == number and monotonic() - first[1] < SAME_SIGNAL:
+        if first is not None and monotonic() - first < SAME_REQUEST:
             return
-        first = first or (number, monotonic())
+        first = first or monotonic()
         if stop.is_set():
             if worker is not None:
                 worker.stop()
@@ -158,4 +158,4 @@ def _stop_on_signals(stop: asyncio.Event, worker: Worker | None, subscribers: Su
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(NotImplementedError):  # event loops on Windows do not support it
-            loop.add_signal_handler(number, request_stop, number)
+            loop.add_signal_handler(number, request_stop)
