@@ -14,7 +14,7 @@ from idemgate.guard.batch import AioClaimBatch, ClaimBatch
 from idemgate.guard.claims import Record
 from idemgate.guard.current import Execution
 from idemgate.guard.decorator import OnceFunction, once_function
-from idemgate.guard.keep import Keep
+from idemgate.guard.guard import Keep
 from idemgate.guard.options import ClaimOptions, GuardOptions, NoSkipOptions
 from idemgate.guard.sink.protocol import AioSink, Sink, SinkEntry, StoredResult
 from idemgate.membership.member import Member, Membership

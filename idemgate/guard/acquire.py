@@ -104,7 +104,7 @@ def _apply_renewals(
     lost = set[int]()
     for (index, grant), renewal in zip(late.items(), renewals, strict=True):
         if renewal == "lost":
-            may_start(context, grant.renewed(leased_at), renewal)
+            may_start(context, grant.with_lease_from(leased_at), renewal)
             lost.add(index)
     return [ClaimReply("stale") if index in lost else reply for index, reply in enumerate(replies)]
 

@@ -13,9 +13,8 @@ from idemgate.core.durations import Duration
 from idemgate.core.validation import check_iterable
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.guard.acquire import acquire_many, acquire_many_async, renew_late, renew_late_async
-from idemgate.guard.claim import AioClaim, BaseClaim, Claim
+from idemgate.guard.claim import AioClaim, BaseClaim, Claim, record_block_end, renew_until_ended
 from idemgate.guard.claims import Claims, Completion
-from idemgate.guard.ending import record_block_end, renew_until_ended
 from idemgate.guard.heartbeat import EndTimeouts, end_timeouts
 from idemgate.guard.request import Request
 from idemgate.store.context import Context

@@ -41,7 +41,7 @@ from idemgate.errors import (
     SharedFailure,
     StoreError,
     UnexpectedData,
-)
+)  # fmt: skip
 from idemgate.guard.claims import ClaimReply, Renewal, ReplyState
 from idemgate.guard.context import CacheEntry, GuardContext
 from idemgate.guard.current import Execution, own_wait_error
@@ -70,7 +70,7 @@ from idemgate.guard.request import (
     build_undo,
     lease_lost_error,
     log_facts,
-)
+)  # fmt: skip
 from idemgate.guard.sink.transaction import Transaction
 from idemgate.store.context import Context
 
@@ -526,7 +526,7 @@ async def renew_or_run_without_async(guard: GuardContext, grant: Grant) -> Grant
 
 def renew(context: Context, grant: Grant) -> Grant:
     """Renew a lease before its work starts. Raise LeaseLost if the work must not start."""
-    renewed = grant.renewed(monotonic())
+    renewed = grant.with_lease_from(monotonic())
     if not may_start(context, renewed, context.link.run(build_renewal(grant))):
         undo(context, grant.request)
         raise lease_lost_error(grant)
@@ -535,7 +535,7 @@ def renew(context: Context, grant: Grant) -> Grant:
 
 async def renew_async(context: Context, grant: Grant) -> Grant:
     """Renew a lease before its work starts; see `renew`."""
-    renewed, link = grant.renewed(monotonic()), context.aio_link
+    renewed, link = grant.with_lease_from(monotonic()), context.aio_link
     try:
         renewal = await link.run(build_renewal(grant))
     except asyncio.CancelledError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator, Iterable
+from collections.abc import Awaitable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -13,6 +13,7 @@ from idemgate.core.clock import monotonic
 from idemgate.core.codec import digest
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, text_of
+from idemgate.core.text import one_line
 from idemgate.core.validation import check_iterable
 from idemgate.errors import (
     ClaimRejected,
@@ -35,7 +36,6 @@ from idemgate.guard.call import (
 )
 from idemgate.guard.claims import ClaimReply, Claims, Completion, Renewal
 from idemgate.guard.current import Execution, own_wait_error
-from idemgate.guard.ending import record_block_end, renew_until_ended
 from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, register_scope, wait_for_wakeup
 from idemgate.guard.options import ClaimOptions, OnceOptions, claim_options
 from idemgate.guard.request import (
@@ -50,7 +50,9 @@ from idemgate.guard.request import (
 )
 from idemgate.store.context import Context
 
-__all__ = ["AioClaim", "BaseClaim", "Claim", "claim_request", "claim_requests"]
+__all__ = [
+    "AioClaim", "BaseClaim", "Claim", "claim_request", "claim_requests", "record_block_end", "renew_until_ended",
+]  # fmt: skip
 
 log = logging.getLogger("idemgate.once")
 
@@ -101,7 +103,7 @@ class BaseClaim:
 
     def _give_up(self) -> None:
         """Make the next claim that of another owner: the release of this one could follow it, and free the key."""
-        self._request, self._leased_at = self._request.of_new_owner(), INFINITE
+        self._request, self._leased_at = self._request.with_new_owner(), INFINITE
 
     def _build_grant(self, reply: ClaimReply) -> Grant:
         return Grant(self._request, reply, self._leased_at, "lease")
@@ -547,6 +549,51 @@ class AioClaim(BaseClaim):
                 if self.state != "in_progress" or seconds <= 0:
                     return self.state
                 await wait_for_wakeup(wake, seconds)
+
+
+def record_block_end(
+    context: Context, claims: Sequence[BaseClaim], outcomes: Sequence[bool | StoreError], error: BaseException | None
+) -> None:
+    """Record the replies to the claims that a block ended, and count the lost ones.
+
+    If the store failed, raise its error, unless the body raised or was cancelled. The caller needs that error instead.
+    The unreleased claims are then counted, and their leases expire.
+    """
+    failed = [
+        (claim, outcome) for claim, outcome in zip(claims, outcomes, strict=True) if isinstance(outcome, StoreError)
+    ]
+    for claim, outcome in zip(claims, outcomes, strict=True):
+        if not isinstance(outcome, StoreError):
+            claim._record_end(outcome)
+    if failed and error is None:
+        raise failed[0][1]
+    if failed:
+        context.counters.add("once.unreleased", len(failed))
+        keys = [text_of(claim._request.key) for claim, _ in failed]
+        error = failed[0][1]
+        log.error("once.unreleased keys=%r: %s", keys, one_line(error), extra={"keys": keys, "error": str(error)})
+
+
+async def renew_until_ended(
+    context: Context,
+    running: Sequence[Heartbeat],
+    claims: Sequence[BaseClaim],
+    pending: Awaitable[bool | list[bool | StoreError]],
+) -> None:
+    """Renew the claims of a cancelled caller until the store answers their end.
+
+    Stop the heartbeats then, and record the replies.
+    """
+    outcomes: list[bool | StoreError]
+    try:
+        found = await pending
+        outcomes = found if isinstance(found, list) else [found]
+    except StoreError as error:
+        outcomes = [error for _ in claims]
+    finally:
+        for heartbeat in running:
+            heartbeat.stop()
+    record_block_end(context, claims, outcomes, asyncio.CancelledError())
 
 
 def _register(context: Context, options: OnceOptions) -> None:

@@ -1,4 +1,4 @@
-"""What all calls of one guard share in this process: its options, its caches, its timeouts."""
+"""The context of one guard, which all its calls share: its options, its caches, its timeouts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["CacheEntry", "DoneCache", "GuardContext", "build_guard_context"]
 
 
 class GuardContext:
-    """What all calls of one guard share.
+    """The state that all calls of one guard share in this process.
 
     `warned_of_model` is True once a log record said that duplicates get a model as a dict.
     """

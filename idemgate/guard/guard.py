@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterable
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager
 from inspect import CO_COROUTINE
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 from idemgate.core.codec import digest
+from idemgate.core.counters import Counters
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
 from idemgate.core.scopes import qualified_name
-from idemgate.core.validation import check_blocking, check_function, is_async
+from idemgate.core.text import message_of, one_line
+from idemgate.core.validation import call_blocking, check_blocking, check_function, is_async
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.call import run, run_async, run_without_key, run_without_key_async
 from idemgate.guard.context import GuardContext
 from idemgate.guard.judge import judge
-from idemgate.guard.keep import Keep, keep_message, keep_message_async
 from idemgate.guard.request import Request, build_request
 from idemgate.guard.run_many import run_many, run_many_async
 
-__all__ = ["AioGuard", "Guard"]
+__all__ = ["AioGuard", "Guard", "Keep"]
+
+log = logging.getLogger("idemgate.once")
 
 R = TypeVar("R")
 T = TypeVar("T")
+Keep = Callable[[float], Awaitable[object] | object]
+"""A function that gets the seconds for which the message must stay invisible from now on."""
 
 
 class _BaseGuard:
@@ -127,7 +136,7 @@ class Guard(_BaseGuard):
         return run_many(self._guard, messages, handler, self.run)
 
     def _keep_and_run(self, keep: Callable[[float], object], handler: Callable[..., R], *message: Any) -> R:
-        with keep_message(keep, self._lease, self._guard.context.counters):
+        with _keep_message(keep, self._lease, self._guard.context.counters):
             return handler(*message)
 
 
@@ -176,8 +185,56 @@ class AioGuard(_BaseGuard):
         return await run_many_async(self._guard, messages, _check_async(handler), concurrency, self.run)
 
     async def _keep_and_run(self, keep: Keep, handler: Callable[..., Awaitable[R]], *message: Any) -> R:
-        async with keep_message_async(keep, self._lease, self._guard.context.counters):
+        async with _keep_message_async(keep, self._lease, self._guard.context.counters):
             return await handler(*message)
+
+
+@contextmanager
+def _keep_message(keep: Callable[[float], object], lease: float, counters: Counters) -> Generator[None]:
+    """Call `keep` every third of the lease (seconds) until the block ends, in its own thread."""
+    stop = Event()
+
+    def loop() -> None:
+        while not stop.wait(lease / 3):
+            try:
+                call_blocking(keep, (lease,), {})
+            except Exception as error:  # noqa: BLE001 - the handler goes on; its lease is renewed all the same
+                if not stop.is_set():
+                    _record_keep_failure(counters, error)
+
+    thread = Thread(target=loop, name="idemgate-keep", daemon=True)
+    try:  # from here on: a signal handler may raise while the thread starts
+        thread.start()
+        yield
+    finally:
+        stop.set()  # without a join: a slow call of `keep` must not delay the completion
+
+
+@asynccontextmanager
+async def _keep_message_async(keep: Keep, lease: float, counters: Counters) -> AsyncGenerator[None]:
+    """Call `keep` every third of the lease until the block ends: a coroutine function in a task, others in a thread."""
+
+    async def loop() -> None:
+        while True:
+            await asyncio.sleep(lease / 3)
+            try:
+                called = keep(lease) if is_async(keep) else await asyncio.to_thread(keep, lease)
+                if isinstance(called, Awaitable):  # also of a lambda around a coroutine function
+                    await called
+            except Exception as error:  # noqa: BLE001 - the handler goes on; its lease is renewed all the same
+                _record_keep_failure(counters, error)
+
+    task = asyncio.create_task(loop(), name="idemgate-keep")
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def _record_keep_failure(counters: Counters, error: Exception) -> None:
+    counters.add("once.keep_failed")
+    text = message_of(error)
+    log.warning("once.keep_failed: %s: %s", type(error).__name__, one_line(text), extra={"error": text})
 
 
 _USE_AIO = "Pass a plain function, or use guard.aio"

@@ -27,7 +27,7 @@ Guards = Literal["lease", "mark", "process", "nothing"]
 
 
 class Request:
-    """What one call asks for.
+    """The request of one call.
 
     `record` is its key in Redis. `owner` identifies who claims it. `wait` is how long to wait for another owner, in ms,
     or None.
@@ -53,7 +53,7 @@ class Request:
         self.owner: Final = owner
         self.wait: Final = wait
 
-    def of_new_owner(self) -> Request:
+    def with_new_owner(self) -> Request:
         """Return the same request of another owner."""
         return Request(self.options, self.claims, self.key, self.record, self.fingerprint, new_id(), self.wait)
 
@@ -68,7 +68,7 @@ class LocalRun:
 
 
 class Grant:
-    """What lets a call run: the reply to its claim, and what guards it.
+    """The permission of a call to run: the reply to its claim, and what guards it.
 
     The lease counts from `leased_at`, this process's time of the request that started or renewed it. `evictions` is the
     count of the cache before the claim was sent. `local` is the run within this process, if that guards it.
@@ -92,13 +92,13 @@ class Grant:
         self.evictions: Final = evictions
         self.local: Final = local
 
-    def renewed(self, leased_at: float) -> Grant:
+    def with_lease_from(self, leased_at: float) -> Grant:
         """Return the grant whose lease counts from this time."""
         return Grant(self.request, self.reply, leased_at, self.guarded_by, self.evictions, self.local)
 
 
 class Duplicate:
-    """What a call gets that does not run: the value or the error, and the reply that says so."""
+    """The answer to a call that does not run: its value or error, and the reply that says so."""
 
     __slots__ = ("error", "reply", "value")
 
@@ -109,7 +109,7 @@ class Duplicate:
 
 
 class End(NamedTuple):
-    """What became of the end of a run.
+    """The outcome of the end of a run.
 
     `unended` is the error that kept it from being stored. `interruption` is that of its ending.
     """
@@ -123,13 +123,13 @@ class End(NamedTuple):
 COMPLETED = End(VALUE)
 """The end of most runs."""
 Ending = tuple[bytes, bytes, bool, BaseException | None]
-"""What the end of a run stores: its kind and its data.
+"""The ending of a run as it is stored: its kind and its data.
 
 Then True if the result is a model that duplicates get as a dict, and what a signal handler raised while the result was
 encoded. A plain tuple, because each call makes one.
 """
 Account = tuple[Any, BaseException | None, Grant | Duplicate | None, End | None, bool]
-"""What became of a call: its value, its error, the answer to its claim, its end, and whether its work was called."""
+"""The account of a call: its value, its error, the answer to its claim, its end, and whether its work was called."""
 
 
 def build_ending(kind: bytes, data: bytes = b"") -> Ending:

@@ -137,7 +137,7 @@ class _Batch(Generic[T, R]):
         """Return True if less than half of the lease of a run is left. Raise LeaseLost if it is known to be lost."""
         if run.heartbeat is None:
             return False
-        run.grant = run.grant.renewed(run.heartbeat.last)
+        run.grant = run.grant.with_lease_from(run.heartbeat.last)
         if run.heartbeat.execution.lease_lost:
             may_start(self.guard.context, run.grant, "lost")
             raise lease_lost_error(run.grant)
