@@ -226,6 +226,13 @@ class Gate:
         have them too. Write `@once` above `@classmethod`. Type checkers see only a method: pass it to `once_function`
         of `idemgate.types`.
 
+        The groups of options, of which docs/guides/options.md has examples:
+
+        - What counts as the same call: `key` to `on_missing_key`.
+        - What a duplicate gets: `on_done` to `shadow`.
+        - What happens after a failure: `on_error` to `at_most_once`.
+        - What happens when a lease or the store is lost: `lease` to `sink`.
+
         Args:
             key: a template over the arguments, "{event[id]}" or "{order.id}", or `key=` and a callable that gets the
                 same arguments. None: all arguments, which must be storable. It is checked and compiled at decoration.
@@ -236,8 +243,8 @@ class Gate:
                 a unique name (a lambda, a partial, an object with `__call__`) needs a scope.
             fingerprint: names of arguments, or a callable. The same key with another fingerprint raises KeyReused.
             retention: how long a key stays done.
-            lease: how long a claim is valid without a heartbeat. Heartbeats renew it while the function runs. Make it
-                three times the longest time that C code may hold the GIL.
+            on_missing_key: for a call whose arguments hold no key "raise" MissingKey, "run" unguarded, or "skip"
+                (return None). The last two are counted.
             on_done: "replay" the result (ResultUnavailable if none was stored), "skip" (return None), or "raise"
                 AlreadyDone. None: "replay", or "skip" with `at_most_once`. A duplicate gets an equal dataclass or
                 pydantic model of the same class; no validator, `__post_init__` or serializer runs again. The return
@@ -248,36 +255,36 @@ class Gate:
                 at most `wait`. A consumer that redelivers (a topic, stream or list) does so after "skip", too: the
                 other owner may still fail. A call that would wait for a run that it is part of raises
                 AlreadyInProgress at once. Tasks and threads that inherit the context of the run are part of it.
+            on_replay: a function that gets the key and the `Verdict` on each duplicate of a done key. Its errors are
+                counted and logged.
+            cache_size: the number of done keys that this process caches to answer without a round trip. 0: none. A
+                key that another process forgot stays cached until its retention ends.
+            max_result_bytes: larger results are not stored, but the key is done. None: `max_bytes` of the gate.
+            shadow: run everything, and only count and log the duplicates.
             on_error: "release" (the next caller may run), "keep" (not before the lease ends), "store" (duplicates
                 get ReplayedFailure), "share", or a callable from the exception to one of these. "share" releases the
                 key, and the callers that waited for this run (`on_in_progress="wait"`) get SharedFailure. With
                 "release" they run one after another. Cancellation, KeyboardInterrupt and SystemExit always release,
                 unless `on_lease_loss` is "hold".
+            retry: a tenacity policy for attempts inside one claim. Once the lease is known to be lost, no other attempt
+                starts, and LeaseLost is raised.
+            max_attempts: starts of a key without success before AttemptsExhausted. None: no limit. The count restarts
+                if no attempt follows within `retention`.
+            at_most_once: mark the key before the run, in one round trip. There is no lease, no result and no second
+                attempt after a failure.
+            lease: how long a claim is valid without a heartbeat. Heartbeats renew it while the function runs. Make it
+                three times the longest time that C code may hold the GIL.
+            max_run: how long a run may take, from its start. Then its lease is renewed no more, `current().lease_lost`
+                becomes true, and another caller may run the key within a lease and a sixth. A hung function, or a
+                coroutine of a closed event loop, else holds its key while the process lives. None: no limit.
             on_lease_loss: after a lost lease "retry", or "hold": raise OutcomeUnknown until `gate.resolve`. "hold"
                 also keeps a key whose run was cancelled or ended by KeyboardInterrupt or SystemExit, because the run
                 may have had its effect.
             on_lost: what a call gets whose lease was taken over while it ran. "return": its own result, which was not
                 stored, and `once.lease_lost` counts it. "raise": LeaseLost. A guard's verdict is "lost" either way.
-            on_missing_key: for a call whose arguments hold no key "raise" MissingKey, "run" unguarded, or "skip"
-                (return None). The last two are counted.
-            on_replay: a function that gets the key and the `Verdict` on each duplicate of a done key. Its errors are
-                counted and logged.
             on_store_error: while the store is unavailable "raise", "run" unguarded, or guard within this process
                 ("local"). Each case is counted. With "local" this process answers duplicates of keys that it ran
                 without the store, until the store is back. It keeps 100,000 results or 32 MiB.
-            max_attempts: starts of a key without success before AttemptsExhausted. None: no limit. The count restarts
-                if no attempt follows within `retention`.
-            max_run: how long a run may take, from its start. Then its lease is renewed no more, `current().lease_lost`
-                becomes true, and another caller may run the key within a lease and a sixth. A hung function, or a
-                coroutine of a closed event loop, else holds its key while the process lives. None: no limit.
-            retry: a tenacity policy for attempts inside one claim. Once the lease is known to be lost, no other attempt
-                starts, and LeaseLost is raised.
-            at_most_once: mark the key before the run, in one round trip. There is no lease, no result and no second
-                attempt after a failure.
-            max_result_bytes: larger results are not stored, but the key is done. None: `max_bytes` of the gate.
-            cache_size: the number of done keys that this process caches to answer without a round trip. 0: none. A
-                key that another process forgot stays cached until its retention ends.
-            shadow: run everything, and only count and log the duplicates.
             sink: a database that stores the key and the result in the transaction of the effect, such as an inbox of
                 idemgate-sql. The function runs inside that transaction. A crash, a lost lease or a Redis that lost its
                 data then causes no second effect. A sync function needs a sync sink, an async one an async sink. Not
@@ -556,11 +563,15 @@ class Gate:
         deliveries hold something else than triggers, name both: `lines: Topic[str, list[str]]` for "append". Nothing
         is converted: a model is delivered as the dict of its fields.
 
+        The groups of options, of which docs/guides/options.md has examples:
+
+        - When a message is delivered: `window` to `merge`.
+        - What happens after a failure: `lease` to `max_dead_letters`.
+        - In which order and how fast: `concurrency` to `retry_penalty`.
+        - What is stored: `dedup_retention` to `revision`.
+
         Args:
             name: the name of the topic.
-            revision: raise it with each change of the policy. The highest revision is stored, and programs with a lower
-                one adopt it (logged once). Another policy of the same revision raises PolicyChanged. No revision
-                changes `slots` or `merge`.
             window: merge the triggers of a key within this time of the *first* into one delivery at its end.
             quiet: deliver when a key had no trigger for this long. `max_delay` after the first trigger or `max_size`
                 triggers end the wait. One of both is required, or `max_delay=None`: then a key with steady triggers is
@@ -570,8 +581,6 @@ class Gate:
                 and counts the others of the window. A message that is cancelled or dies ends its window.
             merge: how payloads merge: "last", "first", "append", "union", "count", "sum", "min", "max", `append(cap)`
                 or `union(cap)`; or a dict of field -> policy, in which "*" is for all other fields (default: last).
-            slots: the number of shards of a new topic, a power of two. `reshard` changes it later. Any current or
-                former number is accepted.
             lease: how long a delivery is valid without a heartbeat; see `once`.
             max_attempts: deliveries of a message before it becomes a dead letter. A trigger that joins a failed message
                 starts them anew; unless `merge` is "last", the message has twice as many in all.
@@ -581,17 +590,22 @@ class Gate:
                 discards at most 100 that are older or beyond this number. `expired` counts them.
             concurrency: the most deliveries in flight over all workers and slots. None: no limit.
             group_concurrency: the most deliveries in flight of one group.
-            priority, priority_boost: order due messages by priority. One point counts like an age of one boost.
-            retry_penalty: how many points of priority each failed attempt takes away, so that failing work does not
-                stay in front. It needs `priority`.
             rate: the most deliveries over time of all workers, such as "100/s".
             burst: the most deliveries at once after a pause.
             adaptive: a limit that each worker finds by measurement; see `Adaptive`.
+            priority, priority_boost: order due messages by priority. One point counts like an age of one boost.
+            retry_penalty: how many points of priority each failed attempt takes away, so that failing work does not
+                stay in front. It needs `priority`.
             dedup_retention: how long a `version` is stored. An `event_id` is stored for as long after the due time of
                 its message.
             result_retention: how long `topic.result` finds what the handler returned, at least. None: results are not
                 stored. A value that is not stored (its type or its size) is counted and logged. Forwarded messages
                 have none.
+            slots: the number of shards of a new topic, a power of two. `reshard` changes it later. Any current or
+                former number is accepted.
+            revision: raise it with each change of the policy. The highest revision is stored, and programs with a lower
+                one adopt it (logged once). Another policy of the same revision raises PolicyChanged. No revision
+                changes `slots` or `merge`.
 
         Raises:
             InvalidArgument: an option is invalid.

@@ -100,38 +100,42 @@ def claim_options(codec: Codec, options: ClaimOptions) -> OnceOptions:
 class _CommonOptions(TypedDict, total=False):
     """The options that have no influence on the type of a call."""
 
+    # What counts as the same call
     retention: Duration
-    lease: Duration
+    # What a duplicate gets
     wait: Duration
+    on_replay: OnReplay | None
+    cache_size: int
+    max_result_bytes: int | None
+    shadow: bool
+    # What happens after a failure
     on_error: ErrorPolicy
+    retry: tenacity.BaseRetrying | None
+    max_attempts: int | None
+    # What happens when a lease or the store is lost
+    lease: Duration
+    max_run: Duration | None
     on_lease_loss: OnLeaseLoss
     on_lost: OnLost
     on_store_error: OnStoreError
-    on_replay: OnReplay | None
-    max_attempts: int | None
-    retry: tenacity.BaseRetrying | None
-    max_run: Duration | None
-    max_result_bytes: int | None
-    cache_size: int
-    shadow: bool
     sink: Sink | AioSink | None
 
 
 class GuardOptions(_CommonOptions, total=False):
     """The options of `gate.once` and `gate.guard`; `Gate.once` documents them."""
 
+    on_missing_key: OnMissingKey
     on_done: OnDone | None
     on_in_progress: OnInProgress
-    on_missing_key: OnMissingKey
     at_most_once: bool
 
 
 class NoSkipOptions(_CommonOptions, total=False):
     """The options with which a call returns what the function returned, and never None instead."""
 
+    on_missing_key: Literal["raise", "run"]
     on_done: Literal["replay", "raise"] | None
     on_in_progress: Literal["raise", "wait"]
-    on_missing_key: Literal["raise", "run"]
     at_most_once: Literal[False]
 
 

@@ -123,32 +123,36 @@ class Policy:
 class ExpiryOptions(TypedDict, total=False):
     """The options of a topic that `gate.on_expired` takes; `gate.topic` documents them."""
 
-    slots: int
     lease: Duration
     max_attempts: int
     backoff: BackoffPolicy
+    slots: int
 
 
 class TopicOptions(ExpiryOptions, total=False):
     """The options of `gate.topic` and `gate.merge`; `gate.topic` documents them."""
 
+    # When a message is delivered
     window: Duration | None
     quiet: Duration | None
     max_delay: Duration | None
     max_size: int | None
     edge: Edge
     merge: MergeSpec
+    # What happens after a failure: with those of ExpiryOptions
     dead_retention: Duration
     max_dead_letters: int
-    dedup_retention: Duration
-    priority: bool
-    priority_boost: Duration | None
-    retry_penalty: int
-    group_concurrency: int
+    # In which order and how fast
     concurrency: int | None
+    group_concurrency: int
     rate: Rate | None
     burst: int | None
     adaptive: Adaptive | None
+    priority: bool
+    priority_boost: Duration | None
+    retry_penalty: int
+    # What is stored
+    dedup_retention: Duration
     result_retention: Duration | None
     revision: int
 
