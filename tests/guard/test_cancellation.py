@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
@@ -35,6 +35,23 @@ async def settled(gate: Gate) -> None:
     await gate.aio.close()
 
 
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def cancelled_under_way(gate: Gate, wire: Any, work: Coroutine[Any, Any, Any]) -> None:
+    """Cancels a call whose script was executed and whose reply is on its way; returns when it has ended."""
+    wire.reset()
+    wire.flowing.clear()
+    task = asyncio.create_task(work)
+    await held_back(wire)
+    await cancelled(task)
+    wire.flowing.set()
+    await settled(gate)
+
+
 async def test_cancelled_while_claiming_nothing_stays_held(gate: Gate, wire: Any) -> None:
     ran = []
 
@@ -42,17 +59,7 @@ async def test_cancelled_while_claiming_nothing_stays_held(gate: Gate, wire: Any
     async def handle(k: str) -> None:
         ran.append(k)
 
-    # Given a call whose claim was granted, but whose reply is on its way
-    wire.reset()
-    wire.flowing.clear()
-    task = asyncio.create_task(handle("x"))
-    await held_back(wire)
-    # When it is cancelled
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    wire.flowing.set()
-    await settled(gate)
+    await cancelled_under_way(gate, wire, handle("x"))
     # Then the key is free, as if nobody had asked: the attempt that never started is not counted
     record = await gate.aio.inspect("x", scope="s")
     assert (record.state, record.attempts) == ("released", 0)
@@ -68,34 +75,17 @@ async def test_cancelled_while_marking_at_most_once_the_mark_stays(gate: Gate, w
     async def handle(k: str) -> None:
         ran.append(k)
 
-    wire.reset()
-    wire.flowing.clear()
-    task = asyncio.create_task(handle("x"))
-    await held_back(wire)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    wire.flowing.set()
-    await settled(gate)
+    await cancelled_under_way(gate, wire, handle("x"))
     # There is no second chance, and a mark cannot tell whether the work had begun.
     assert await handle("x") is None
     assert ran == []
 
 
 async def test_a_cancelled_claim_object_stays_held_by_nobody(gate: Gate, wire: Any) -> None:
-    wire.reset()
-    wire.flowing.clear()
-
     async def ask() -> None:
         await gate.aio.claim("x", max_attempts=1)
 
-    task = asyncio.create_task(ask())
-    await held_back(wire)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    wire.flowing.set()
-    await settled(gate)
+    await cancelled_under_way(gate, wire, ask())
     assert (await gate.aio.claim("x", max_attempts=1)).started
 
 
@@ -105,15 +95,7 @@ async def test_cancelled_while_refused_nothing_of_the_owner_is_touched(gate: Gat
     @gate.once(key="{k}", scope="s")
     async def handle(k: str) -> None: ...
 
-    wire.reset()
-    wire.flowing.clear()
-    task = asyncio.create_task(handle("x"))
-    await held_back(wire)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    wire.flowing.set()
-    await settled(gate)
+    await cancelled_under_way(gate, wire, handle("x"))
     assert await owner.complete("mine")
 
 
@@ -127,14 +109,13 @@ async def test_cancelled_while_running_the_key_is_released(gate: Gate) -> None:
 
     task = asyncio.create_task(handle("x"))
     await running.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
     record = await gate.aio.inspect("x", scope="s")
     assert (record.state, record.attempts) == ("released", 1)
 
 
-async def test_cancelled_while_completing_it_is_done_all_the_same(gate: Gate, wire: Any) -> None:
+@pytest.mark.parametrize("lost", [False, True], ids=["late reply", "lost reply"])
+async def test_cancelled_while_completing_it_is_done_all_the_same(gate: Gate, wire: Any, lost: bool) -> None:
     running = asyncio.Event()
 
     @gate.once(key="{k}", scope="s")
@@ -147,35 +128,12 @@ async def test_cancelled_while_completing_it_is_done_all_the_same(gate: Gate, wi
     task = asyncio.create_task(handle("x"))
     await running.wait()
     await held_back(wire)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
+    if lost:  # with its connection; the call is sent again, with the same ids
+        wire.cut()
     wire.flowing.set()
-    await settled(gate)
-    assert gate.counters["once.completed"] == 1
-    assert (await gate.aio.claim("x", scope="s")).result == "result"
-
-
-async def test_cancelled_while_completing_though_the_store_does_not_answer_at_first(gate: Gate, wire: Any) -> None:
-    running = asyncio.Event()
-
-    @gate.once(key="{k}", scope="s")
-    async def handle(k: str) -> str:
-        wire.reset()
-        wire.flowing.clear()
-        running.set()
-        return "result"
-
-    task = asyncio.create_task(handle("x"))
-    await running.wait()
-    await held_back(wire)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    # The reply is lost with its connection; the call is sent again, with the same token.
-    wire.cut()
-    wire.flowing.set()
-    wire.mend()
+    if lost:
+        wire.mend()
     await settled(gate)
     assert (gate.counters["once.completed"], gate.counters["once.lease_lost"]) == (1, 0)
     assert (await gate.aio.claim("x", scope="s")).result == "result"
@@ -192,9 +150,7 @@ async def test_cancelled_while_waiting_for_another_owner(gate: Gate, raw: Any) -
     channel = claims_of(gate).key("s", "x")[0]
     while raw.pubsub_numsub(channel)[0][1] == 0:
         await asyncio.sleep(0.002)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
     assert await owner.release()
     await settled(gate)
     assert (await gate.aio.inspect("x", scope="s")).state == "released"
@@ -228,9 +184,7 @@ async def test_a_cancelled_block_gives_its_claim_back(gate: Gate) -> None:
 
     task = asyncio.create_task(work())
     await running.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
     assert (await gate.aio.inspect("x")).state == "released"
 
 
@@ -327,9 +281,7 @@ async def test_a_claim_that_is_awaited_again_is_not_released_by_its_cancellation
     wire.flowing.clear()
     task = asyncio.create_task(awaited())
     await held_back(wire)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
     # When it is awaited again
     again = asyncio.create_task(awaited())
     wire.flowing.set()
