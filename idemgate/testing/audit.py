@@ -46,7 +46,7 @@ from idemgate.errors import ServerRejected, UnexpectedData
 from idemgate.guard.record import decode_record
 from idemgate.membership.heartbeats import list_members
 from idemgate.store.endpoint import Endpoint
-from idemgate.store.inspection import Server, servers
+from idemgate.store.nodes import Server, servers
 from idemgate.store.sync import SyncLink
 from idemgate.store.url import endpoint_from_url
 

@@ -24,7 +24,7 @@ from idemgate.audit.slot import Contents, Slot, SlotView, check_slot, decode_top
 from idemgate.core import keys
 from idemgate.errors import LeaseLost
 from idemgate.membership import heartbeats as members
-from idemgate.store.inspection import servers
+from idemgate.store.nodes import servers
 from idemgate.store.sync import SyncLink
 from idemgate.testing import Clock, audit
 from idemgate.testing.audit import CODEC, _Audit

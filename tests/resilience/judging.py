@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from idemgate import Gate, StoreUnavailable
-from idemgate.store.inspection import servers
+from idemgate.store.nodes import servers
 from idemgate.testing import Event, History, audit
 
 __all__ = ["Namespaces", "check_sound", "history_of", "over"]

@@ -16,7 +16,7 @@ from idemgate.errors import ServerRejected, StoreError
 from idemgate.guard.claims import Claims
 from idemgate.store.durability import DurabilityOption, parse_durability
 from idemgate.store.endpoint import Endpoint
-from idemgate.store.inspection import Server, servers
+from idemgate.store.nodes import Server, servers
 from idemgate.store.sync import SyncLink
 from idemgate.store.tls import check_tls_files
 from idemgate.store.url import endpoint_from_url

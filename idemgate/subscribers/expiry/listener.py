@@ -16,9 +16,9 @@ from idemgate.core.keys import raw
 from idemgate.errors import InvalidArgument, ServerRejected, StoreError, StoreUnavailable
 from idemgate.guard.claim import AioClaim, claim_request
 from idemgate.guard.options import ClaimOptions
-from idemgate.store.cluster.nodes import Node, database, primaries
 from idemgate.store.context import Context
 from idemgate.store.endpoint import Endpoint
+from idemgate.store.nodes import Node, database, primaries
 from idemgate.store.shielded import finish_despite_cancel
 from idemgate.subscribers.expiry import rules
 from idemgate.topics.messages import Trigger
