@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from idemgate.core.calls import Call, call, new_id, stamp
 from idemgate.core.clock import Clock
 from idemgate.core.keys import list_keys
+from idemgate.subscribers.reader import HeldEntry
 
 __all__ = ["ListCalls", "ListEntry", "TakenEntries", "TakenEntry", "encode_dead_letter"]
 
@@ -39,29 +40,14 @@ class ListEntry:
         return json.loads(self.data)
 
 
-class TakenEntry:
-    """An entry that this consumer holds.
+class TakenEntry(HeldEntry):
+    """An entry that this consumer holds. `state` is the stored state of this delivery; no other delivery has it."""
 
-    Attributes:
-        state: The stored state of this delivery; no other delivery has it.
-        over: The callback has ended. The server may rightly report that the entry is gone.
-        released: This consumer releases the entry. It is not renewed any more.
-        done: The entry waits for its removal.
-        lost: Another consumer has the entry.
-        held_from: When the request was sent that started its lease or renewed it, monotonic seconds.
-    """
-
-    __slots__ = ("done", "entry", "held_from", "id", "lost", "over", "released", "state")
+    __slots__ = ("state",)
 
     def __init__(self, name: str, number: bytes, state: bytes, data: bytes) -> None:
-        self.id = number
+        super().__init__(number, ListEntry(name, number.decode(), data, int(state.split()[0])))
         self.state = state
-        self.done = False
-        self.over = False
-        self.lost = False
-        self.released = False
-        self.held_from = 0.0
-        self.entry = ListEntry(name, number.decode(), data, int(state.split()[0]))
 
 
 class TakenEntries(NamedTuple):

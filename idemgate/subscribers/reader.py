@@ -10,35 +10,49 @@ from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from idemgate.core.backoff import retry_pause
-from idemgate.core.calls import Call
+from idemgate.core.calls import Batch, Call
 from idemgate.core.clock import monotonic
 from idemgate.core.text import last_line
 from idemgate.core.verdict import Verdict
 from idemgate.errors import DownstreamUnavailable, StoreError, StoreUnavailable
 from idemgate.store.context import Context
+from idemgate.store.heartbeat import LeaseRenewal
 from idemgate.store.shielded import finish_despite_cancel
 from idemgate.subscribers.callback import Callback
 from idemgate.subscribers.executor import BoundedExecutor
-from idemgate.subscribers.renewal import EntryRenewal, HeldEntry
 
-__all__ = ["BLOCK", "EntryReader", "Registration", "wait_within"]
+__all__ = ["BLOCK", "EntryReader", "HeldEntry", "Registration", "wait_within"]
 
 log = logging.getLogger("idemgate.subscriber")
 BLOCK = 500
 """Longest wait of one read, ms. It bounds the duration of a stop without new entries."""
 ACKS = 1000
+RENEWALS = 100
+"""Entries that one script call renews."""
 
 
-class _TakenEntry(HeldEntry, Protocol):
-    """An entry that this consumer holds; `idemgate.subscribers.list_entries.TakenEntry` describes the attributes."""
+class HeldEntry:
+    """An entry that a consumer holds, from its take to its acknowledgement.
 
-    done: bool
+    Attributes:
+        entry: The entry as passed to the callback.
+        over: The callback has ended. The server may rightly report that the entry is gone.
+        released: This consumer releases the entry. A renewal would undo that.
+        done: The entry waits for its acknowledgement.
+        lost: Another consumer has the entry.
+        held_from: When the request was sent that took or renewed it, monotonic seconds.
+    """
 
-    @property
-    def entry(self) -> Any: ...
+    __slots__ = ("done", "entry", "held_from", "id", "lost", "over", "released")
+
+    def __init__(self, number: bytes, entry: Any) -> None:
+        self.id = number
+        self.entry = entry
+        self.over = self.released = self.done = self.lost = False
+        self.held_from = 0.0
 
 
-H = TypeVar("H", bound=_TakenEntry)
+H = TypeVar("H", bound=HeldEntry)
 
 
 class Registration(Protocol):
@@ -335,6 +349,71 @@ class EntryReader(ABC, Generic[H]):
     def _count(self, what: str, n: int = 1) -> None:
         if n:
             self._options.context.counters.add(f"{self._kind}.{what}", n)
+
+
+class EntryRenewal(LeaseRenewal, Generic[H]):
+    """A renewal of all entries in `live`. The event loop may be blocked: only the heartbeat thread is needed.
+
+    Args:
+        lease: Seconds until another consumer may take an entry.
+        live: The entries by id. The event loop changes them meanwhile.
+        build: Function that builds the call which renews entries. The answer says of each whether it is still held.
+        on_lost: Callback for an entry that another consumer has.
+    """
+
+    __slots__ = ("_build", "_live", "_on_lost", "_under_way")
+
+    def __init__(
+        self,
+        lease: float,
+        live: dict[bytes, H],
+        build: Callable[[Sequence[H]], Call[list[bool]]],
+        on_lost: Callable[[H], None],
+    ) -> None:
+        super().__init__(lease)
+        self._live = live
+        self._build = build
+        self._on_lost = on_lost
+        self._under_way: set[bytes] = set()
+
+    def renew(self) -> Sequence[Batch[None]]:
+        entries = self._live.copy().values()
+        # Before `released` is read: the event loop sets `released`, then looks here. So one of both notices the other.
+        self._under_way = {entry.id for entry in entries}
+        # Also entries whose callback has ended: the event loop may be blocked before their acknowledgements leave.
+        working = [entry for entry in entries if not entry.released and not entry.lost]
+        self._under_way.intersection_update(entry.id for entry in working)
+        return [self._batch(working[n : n + RENEWALS]) for n in range(0, len(working), RENEWALS)]
+
+    def _batch(self, entries: Sequence[H]) -> Batch[None]:
+        sent = monotonic()
+
+        def apply_reply(answers: list[list[bool]]) -> None:
+            self.record(entries, answers[0], sent)
+            self._under_way.difference_update(entry.id for entry in entries)
+
+        return Batch([self._build(entries)], apply_reply)
+
+    def record(self, entries: Sequence[H], held: list[bool], sent: float) -> None:
+        """Record the reply to a renewal of time `sent`, monotonic seconds."""
+        for entry, is_held in zip(entries, held, strict=True):
+            if is_held:
+                entry.held_from = sent
+            elif not entry.over and not entry.lost:  # one that ended meanwhile may have been settled
+                entry.lost = True
+                self._on_lost(entry)
+
+    def note_error(self, error: Exception) -> None:  # noqa: ARG002 - any error ends the tries under way
+        self._under_way = set()
+
+    def overdue(self) -> None:
+        """Do nothing: the store decides who holds an entry, and the next renewal that succeeds reports it."""
+
+    async def wait_for(self, number: bytes) -> None:
+        """Wait until no renewal of an entry is under way, at most for the lease. The entry must be `released`."""
+        end = monotonic() + self.lease
+        while number in self._under_way and monotonic() < end:  # noqa: ASYNC110 - a thread empties it
+            await asyncio.sleep(0.001)
 
 
 async def wait_within(event: asyncio.Event, seconds: float) -> None:

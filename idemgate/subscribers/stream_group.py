@@ -13,6 +13,7 @@ from typing import Any
 from idemgate.core.calls import Call, call, new_id
 from idemgate.errors import ServerRejected
 from idemgate.store.aio import AsyncLink
+from idemgate.subscribers.reader import HeldEntry
 
 __all__ = ["VANISHED", "Entry", "Group", "PendingEntry", "consumer_name", "is_group_missing", "is_out_of_memory"]
 
@@ -44,30 +45,16 @@ class Entry:
     deliveries: int = 1
 
 
-class PendingEntry:
-    """An entry that is pending for this consumer.
+class PendingEntry(HeldEntry):
+    """An entry that is pending for this consumer. `raw` has its names and values as received."""
 
-    Attributes:
-        raw: Names and values as received.
-        over: The callback has ended. The server may rightly report that the entry is gone.
-        released: This consumer releases the entry. A renewal would undo that.
-        done: The entry waits for its acknowledgement.
-        lost: Another consumer has the entry.
-        held_from: When the request was sent that took or renewed it, monotonic seconds.
-    """
-
-    __slots__ = ("done", "entry", "held_from", "id", "lost", "over", "raw", "released")
+    __slots__ = ("raw",)
 
     def __init__(self, stream: str, number: bytes, raw: Sequence[bytes], deliveries: int) -> None:
-        self.id = number
-        self.raw = raw
-        self.done = False
-        self.lost = False
-        self.over = False
-        self.released = False
-        self.held_from = 0.0
         names = (name.decode(errors="surrogateescape") for name in raw[::2])
-        self.entry = Entry(stream, number.decode(), dict(zip(names, raw[1::2], strict=True)), deliveries)
+        fields = dict(zip(names, raw[1::2], strict=True))
+        super().__init__(number, Entry(stream, number.decode(), fields, deliveries))
+        self.raw = raw
 
 
 def is_group_missing(error: BaseException) -> bool:
