@@ -75,11 +75,10 @@ class DeliveryLoop:
 
         It also waits if settlements under way will fetch more before any handler idles.
         """
-        if consumer.backpressure.pause:
-            return 0
         if consumer.room(1) <= 0:
-            consumer.wake.clear()
-            await consumer.wake.wait()  # until a delivery of this topic is settled
+            if not consumer.backpressure.pause:
+                consumer.wake.clear()
+                await consumer.wake.wait()  # until a delivery of this topic is settled
             return 0
         with self._places.wait_in_line(consumer.places):
             while not self._stop.is_set() and consumer.room(1) > 0:
@@ -255,7 +254,8 @@ async def repeat(
                 await _sleep(source.wake, pause)
             if not stop.is_set():
                 await step()
-                outage.end(source)
+                if failures:
+                    outage.end(source)
             failures = 0
         except StoreError as error:
             outage.begin(source, error)

@@ -47,6 +47,7 @@ class Places:
     bring, takes places for those that arrive, and frees each place when its delivery has ended.
 
     Attributes:
+        prefetch: The current number of deliveries to hold beyond those that run.
         freed: Set when a topic in the line may have a share.
         line: The topics that wait for a share, the first that came first.
     """
@@ -162,11 +163,6 @@ class Places:
     # -- prefetch -----------------------------------------------------------------------------------------------------
 
     @property
-    def prefetch(self) -> int:
-        """The current number of deliveries to hold beyond those that run."""
-        return self._prefetch.size if self._fixed is None else self._fixed
-
-    @property
     def is_adaptive(self) -> bool:
         """Return True if the prefetch follows the rate at which handlers end."""
         return self._fixed is None
@@ -178,11 +174,12 @@ class Places:
     def _adjust_prefetch(self) -> None:
         """Adjust the prefetch if its window has passed."""
         seconds = monotonic() - self._since
-        if seconds >= self._prefetch.window:
-            self._restart(adjust(self._prefetch, self._concurrency, self._handled, seconds))
+        if seconds >= self._state.window:
+            self._restart(adjust(self._state, self._concurrency, self._handled, seconds))
 
     def _restart(self, state: PrefetchState) -> None:
-        self._prefetch, self._handled, self._since = state, 0, monotonic()
+        self._state, self._handled, self._since = state, 0, monotonic()
+        self.prefetch = state.size if self._fixed is None else self._fixed
 
 
 class PrefetchState(NamedTuple):
