@@ -32,7 +32,7 @@ class Program(NamedTuple):
     without: Mapping[str, Sequence[str]] = {}
 
 
-_RESLOTS = "changes the slots of a topic, which is an admin's"
+_RESHARDS = "changes the slots of a topic, which is an admin's"
 _FORGETS = "forgets a topic, which is an admin's"
 _AUDITS = "audits, which needs SCAN"
 _SUBSCRIBERS = [f"tests/worker/test_subscribers_{name}.py" for name in ("channel", "list", "stream")]
@@ -42,8 +42,8 @@ PROGRAMS = {
         ["tests/topics"],
         ["tests/topics/test_priorities.py"],
         {
-            _RESLOTS: [
-                "tests/topics/test_reslot.py",
+            _RESHARDS: [
+                "tests/topics/test_reshard.py",
                 "tests/topics/test_events.py::test_an_event_of_two_slots_that_become_one_is_known_as_long_as_in_either",
                 "tests/topics/test_events.py::test_thousands_move_with_their_slot_and_to_that_of_their_group",
                 "tests/topics/test_large.py::test_large_messages_are_moved_to_other_slots",
@@ -74,7 +74,7 @@ PROGRAMS = {
         ["tests/worker"],
         ["tests/worker/test_worker_limits.py"],
         {
-            _RESLOTS: ["tests/worker/test_worker_reslot.py::test_members_share_the_new_slots"],
+            _RESHARDS: ["tests/worker/test_worker_reshard.py::test_members_share_the_new_slots"],
             "subscribes, and is run below": _SUBSCRIBERS,
             "asks a server of its own, as a user who may do all": ["tests/worker/test_subscribers_expiry.py"],
         },
@@ -84,7 +84,7 @@ PROGRAMS = {
         ["tests/audit/test_audit.py"],
         [],
         {
-            _RESLOTS: [
+            _RESHARDS: [
                 "tests/audit/test_audit.py::test_a_change_of_slots_that_was_cut_off_is_said_with_what_goes_on_with_it",
                 "tests/audit/test_audit.py::test_a_change_of_the_number_of_slots_meanwhile_is_no_fault",
                 "tests/audit/test_audit.py::test_slots_that_are_changed_to_and_fro_are_no_fault",
@@ -107,11 +107,11 @@ def left_out(*reasons: str) -> list[str]:
 
 
 PROGRAMS["admin"] = Program(
-    left_out(_RESLOTS, _FORGETS, _AUDITS),
+    left_out(_RESHARDS, _FORGETS, _AUDITS),
     [],
     {
         "takes words from the list of the same user": [
-            "tests/topics/test_reslot.py::test_a_user_who_may_not_ask_all_of_it_moves_nothing"
+            "tests/topics/test_reshard.py::test_a_user_who_may_not_ask_all_of_it_moves_nothing"
         ],
     },
 )

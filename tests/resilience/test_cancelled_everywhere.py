@@ -453,7 +453,7 @@ def forward_once(case: Case) -> tuple[Work, Check]:
     return work, check
 
 
-def reslot(case: Case) -> tuple[Work, Check]:
+def reshard(case: Case) -> tuple[Work, Check]:
     topic = case.gate.topic(case.key, merge="append").aio
 
     async def work() -> int:
@@ -780,7 +780,7 @@ CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "delete": exhumed("delete"),
     "forward_once": forward_once,
     "result": result,
-    "reshard": reslot,
+    "reshard": reshard,
     "forget a topic": forgotten,
     "pause, resume": paused,
     "worker": worker,

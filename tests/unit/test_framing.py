@@ -11,7 +11,7 @@ from idemgate.guard.claims import Claims
 from idemgate.store.resp import pack
 from idemgate.testing import Clock
 from idemgate.topics.messages import Trigger
-from tests.unit.test_topics import calls as topic_calls
+from tests.unit.test_topic_calls import calls as topic_calls
 
 CLAIMS = Claims("ns", None)
 NOW = 1_790_000_000_000_000

@@ -38,7 +38,7 @@ TESTS = [
     f"tests/{one}.py"
     for one in [
         "guard/test_claims",
-        "guard/test_mended",
+        "guard/test_regressions",
         "guard/test_foreign",
         "guard/test_once",
         "guard/test_blocks",
@@ -46,7 +46,7 @@ TESTS = [
         "guard/test_batches",
         "topics/test_triggers",
         "topics/test_deliveries",
-        "topics/test_dead",
+        "topics/test_dead_letters",
         "topics/test_groups",
         "topics/test_windows",
         "topics/test_priorities",
@@ -74,7 +74,7 @@ TESTS = [
         "dedup/test_values",
         "guard/test_search",
         "topics/test_events",
-        "topics/test_reslot",
+        "topics/test_reshard",
         "topics/test_results",
         "topics/test_stale_layouts",
         "topics/test_packed_trigger",
