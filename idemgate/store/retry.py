@@ -27,6 +27,7 @@ __all__ = [
     "SendAll",
     "explain_redirect",
     "is_transient",
+    "lacks_cluster_url",
     "needs_retry",
     "resolve_reply",
     "retry_call",
@@ -330,6 +331,17 @@ def suggests_failover(error: object) -> bool:
     return isinstance(error, rx.ResponseError) and _FAILOVER.match(str(error)) is not None
 
 
+_NAMED_ALONE = "but the URL names it alone"
+
+
+def lacks_cluster_url(error: Exception) -> bool:
+    """Return whether a node of a cluster redirected a request of a gate whose URL names no cluster.
+
+    No retry helps. The node may serve other requests, since it has some of the keys.
+    """
+    return isinstance(error, ServerRejected) and _NAMED_ALONE in str(error)
+
+
 def explain_redirect(error: T) -> T | rx.ResponseError:
     """Return the error to raise for a reply to a client that does not follow redirects. Others pass unchanged.
 
@@ -337,9 +349,7 @@ def explain_redirect(error: T) -> T | rx.ResponseError:
     """
     word = str(error).partition(" ")[0] if isinstance(error, rx.ResponseError) else ""
     if word in ("MOVED", "ASK"):
-        return rx.ResponseError(
-            f"the server is a node of a cluster ({error}), but the URL names it alone: {_CLUSTER_URL}"
-        )
+        return rx.ResponseError(f"the server is a node of a cluster ({error}), {_NAMED_ALONE}: {_CLUSTER_URL}")
     if word == "CLUSTERDOWN":
         return rx.ResponseError(f"{error}. The server is a node of a cluster: {_CLUSTER_URL}")
     return error

@@ -17,6 +17,7 @@ from idemgate.core.verdict import Verdict
 from idemgate.errors import DownstreamUnavailable, StoreError, StoreUnavailable
 from idemgate.store.context import Context
 from idemgate.store.heartbeat import LeaseRenewal
+from idemgate.store.retry import lacks_cluster_url
 from idemgate.store.shielded import finish_despite_cancel
 from idemgate.subscribers.callback import Callback
 from idemgate.subscribers.executor import BoundedExecutor
@@ -151,6 +152,8 @@ class EntryReader(ABC, Generic[H]):
                     log.warning("subscriber.store_back seconds=%g", seconds, extra=self._facts | {"seconds": seconds})
                 failures = 0
             except StoreError as error:
+                if lacks_cluster_url(error):  # a slot moved
+                    raise
                 failing_since = failing_since if failures else monotonic()
                 failures += 1
                 await self._recover(error, failures)

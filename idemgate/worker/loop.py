@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from idemgate.core.clock import monotonic
 from idemgate.core.verdict import HANDLED
 from idemgate.errors import StoreError
+from idemgate.store.retry import lacks_cluster_url
 from idemgate.topics.deliveries import Settlement
 from idemgate.worker.consumer import BATCH, FinishedDelivery, InFlight, TopicConsumer
 from idemgate.worker.dispatcher import Dispatcher, Ended
@@ -245,7 +246,7 @@ async def repeat(
     """Run `step` each time the source has work, until `stop` is set.
 
     A sleeping source sees `stop` only when its `wake` is set or the pause ends. A StoreError is reported, counted and
-    retried with a growing pause of at most one second.
+    retried with a growing pause of at most one second. That of a URL that names one node of a cluster is raised.
     """
     failures, topic = 0, source.topic
     while not stop.is_set():
@@ -258,6 +259,8 @@ async def repeat(
                     outage.end(source)
             failures = 0
         except StoreError as error:
+            if lacks_cluster_url(error):
+                raise
             outage.begin(source, error)
             failures += 1
             topic.definition.context.counters.add("worker.store_unavailable")

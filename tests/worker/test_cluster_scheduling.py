@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from idemgate import Adaptive, Gate, PartialFailure
+from idemgate.errors import ServerRejected
 from idemgate.testing import Clock
 from tests import cluster as servers
 
@@ -42,6 +44,56 @@ async def make(
         one.close()
     if made:
         sound(made[0])
+
+
+async def test_a_worker_on_the_url_of_a_single_node_ends_with_an_error(ports: list[int], namespace: str) -> None:
+    # Given a gate whose URL names one node, which has the policy of a topic and some of its slots
+    gates = [Gate(f"redis://127.0.0.1:{port}", namespace=namespace) for port in ports]
+    topics = [gate.topic(f"t{n}", slots=32) for gate in gates for n in range(20)]
+    opened = []
+    for topic in topics:
+        with suppress(ServerRejected):
+            await topic.aio.open()
+            opened.append(topic)
+    topic = opened[0]
+
+    @topic.handler
+    async def handle(delivery: Any) -> None: ...
+
+    # When it runs a worker, then that ends with the fix
+    (gate,) = (gate for gate in gates if gate.topics.get(topic.name) is topic)
+    with pytest.raises(ServerRejected, match=r"the URL names it alone: use redis\+cluster://"):
+        async with asyncio.timeout(30):
+            await gate.aio.worker(topic.name).run(asyncio.Event())
+    for gate in gates:
+        await gate.aio.close()
+        gate.close()
+
+
+@pytest.mark.parametrize("kind", ["stream", "list"])
+async def test_a_consumer_on_the_url_of_a_single_node_ends_when_its_slot_moves(
+    kind: str, ports: list[int], namespace: str, eventually: Any
+) -> None:
+    # Given a consumer whose URL names the node that has its key
+    operator, name = servers.Operator(ports), f"{namespace}:{kind}"
+    gate, got = Gate(f"redis://127.0.0.1:{operator.port(operator.owner(name))}", namespace=namespace), list[object]()
+    if kind == "stream":
+        gate.stream(name, group="g")(got.append)
+    else:
+        gate.consume_list(name)(got.append)
+    running = asyncio.create_task(gate.aio.subscribers().run(asyncio.Event()))
+    node = operator.nodes[operator.owner(name)]
+    (node.xadd(name, {"n": 1}) if kind == "stream" else node.rpush(name, 1))
+    await eventually(lambda: got)
+    # When the slot of the key moves to another node, then it ends with the fix
+    for _ in operator.move(name):
+        pass
+    with pytest.raises(ServerRejected, match=r"the URL names it alone: use redis\+cluster://"):
+        async with asyncio.timeout(30):
+            await running
+    await gate.aio.close()
+    gate.close()
+    operator.close()
 
 
 async def test_members_divide_the_slots_and_hand_them_over(make: Any, eventually: Any) -> None:

@@ -19,6 +19,7 @@ from idemgate.guard.options import ClaimOptions
 from idemgate.store.context import Context
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.nodes import Node, database, primaries
+from idemgate.store.retry import lacks_cluster_url
 from idemgate.store.shielded import finish_despite_cancel
 from idemgate.subscribers.expiry import rules
 from idemgate.topics.messages import Trigger
@@ -108,7 +109,7 @@ class ExpiryListener:
         """Run `turn` in a loop, and retry store errors after a pause.
 
         Raises:
-            ServerRejected: A server rejected a command before the listener was open.
+            ServerRejected: A server rejected a command before the listener was open, or the URL must name a cluster.
         """
         failures, pause = 0, 0.0
         while not self._over:
@@ -116,7 +117,7 @@ class ExpiryListener:
                 await turn()
                 failures, pause = 0, POLL
             except StoreError as error:
-                if isinstance(error, ServerRejected) and not self._open:
+                if (isinstance(error, ServerRejected) and not self._open) or lacks_cluster_url(error):
                     raise
                 failures += 1
                 self._report_error(error, failures)
