@@ -11,7 +11,6 @@ from pickle import PicklingError
 from types import CellType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
-from idemgate.core.calls import new_id
 from idemgate.core.codec.annotations import has_model
 from idemgate.core.codec.storable import find_unstorable
 from idemgate.core.key_template import FingerprintSpec, KeySpec, compile_fingerprint, compile_key
@@ -26,7 +25,7 @@ from idemgate.guard.context import DoneCache, GuardContext, build_guard_context
 from idemgate.guard.decide import forget, forget_async, inspect, inspect_async
 from idemgate.guard.judge import judge
 from idemgate.guard.options import GuardOptions, OnceOptions
-from idemgate.guard.request import Account, Duplicate, Request
+from idemgate.guard.request import Account, Duplicate, Request, build_request
 from idemgate.guard.sink.refusals import check_flavour
 from idemgate.store.context import Context
 
@@ -188,7 +187,8 @@ class GuardedFunction:
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.cache is not None and (shared := self._lookup_shared(self.cache, key, fingerprint)) is not None:
             return shared.value  # type: ignore[no-any-return]
-        return _unwrap(run(self.guard, self._build_request(key, fingerprint), wrapped, args, kwargs))  # type: ignore[no-any-return]
+        request = build_request(self.options, self.guard.claims, key, fingerprint)
+        return _unwrap(run(self.guard, request, wrapped, args, kwargs))  # type: ignore[no-any-return]
 
     async def call_async(
         self,
@@ -205,7 +205,8 @@ class GuardedFunction:
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.cache is not None and (shared := self._lookup_shared(self.cache, key, fingerprint)) is not None:
             return shared.value  # type: ignore[no-any-return]
-        return _unwrap(await run_async(self.guard, self._build_request(key, fingerprint), wrapped, args, kwargs))  # type: ignore[no-any-return]
+        request = build_request(self.options, self.guard.claims, key, fingerprint)
+        return _unwrap(await run_async(self.guard, request, wrapped, args, kwargs))  # type: ignore[no-any-return]
 
     def _lookup_shared(self, cache: DoneCache, key: Key, fingerprint: bytes) -> Duplicate | None:
         """Return the cached answer that all duplicates share, or None.
@@ -218,12 +219,6 @@ class GuardedFunction:
             return None
         self.guard.context.counters.add_each("once.remembered", COUNTER_NAMES[cached.reply.state])
         return cached.shared_result
-
-    def _build_request(self, key: Key, fingerprint: bytes) -> Request:
-        """Return the request of one call, as `build_request` does."""
-        options, claims = self.options, self.guard.claims
-        found = record(claims.namespace, options.scope, key)
-        return Request(options, claims, key, (found,), fingerprint, new_id(), options.wait)
 
     # Verdicts, for consumers
 
@@ -254,7 +249,7 @@ class GuardedFunction:
     def _find_request(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         key = self.key.of(instance, args, kwargs)
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
-        return self._build_request(key, fingerprint)
+        return build_request(self.options, self.guard.claims, key, fingerprint)
 
 
 def _unwrap(account: Account) -> Any:

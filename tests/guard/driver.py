@@ -1,4 +1,4 @@
-"""Callers that run the real drivers of the guard step by step.
+"""Callers that run real guarded calls step by step.
 
 Each completion or release waits for the test, which lets it arrive, loses its reply, or lets the caller give up."""
 
@@ -18,7 +18,7 @@ from idemgate.testing import Clock
 __all__ = ["LEASE", "AwaitingCaller", "BlockingCaller", "Caller"]
 
 LEASE = 9_000
-"""Ms. The drivers would renew every sixth of it; here each renewal is a step of the search."""
+"""Ms. A run would renew every sixth of it; here each renewal is a step of the search."""
 ENDINGS = ("guard/complete", "guard/release")
 Phase = Literal["idle", "working", "ending"]
 Program = Literal["guarded function", "claim block", "complete in block"]
