@@ -144,6 +144,31 @@ async def test_a_dropped_item_is_counted_once_over_all_attempts(gate: Gate, cloc
     assert gate.counters["worker.items_dropped"] == 3
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_items_without_room_beside_a_failed_delivery_are_counted(
+    kind: str, gate: Gate, clock: Clock, eventually: Any
+) -> None:
+    topic, handled = gate.topic("t", merge=append(3), backoff="10s"), list[Any]()
+
+    def handle(delivery: Delivery[Any]) -> None:
+        handled.append((delivery.payload, delivery.dropped))
+        if len(handled) == 1:  # two triggers come while it runs, and then it fails
+            assert [topic.trigger("a", n).status for n in (3, 4)] == ["scheduled", "merged"]
+            raise RuntimeError("no")
+
+    async def handle_async(delivery: Delivery[Any]) -> None:
+        handle(delivery)
+
+    topic.handler(handle if kind == "sync" else handle_async)
+    await topic.aio.trigger_many([("a", 1), ("a", 2)])
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.nacked"] == 1)
+        clock.advance("10s")
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+    assert handled == [([1, 2], 0), ([1, 2, 3], 1)]
+    assert (topic.stats()["items_dropped"], gate.counters["worker.items_dropped"]) == (1, 1)
+
+
 async def test_a_dropped_item_of_a_partial_failure_is_counted_once(gate: Gate, clock: Clock, eventually: Any) -> None:
     topic, attempts = gate.topic("t", merge=append(2), backoff="10s"), list[int]()
 
