@@ -77,6 +77,8 @@ class HttpGuard:
         most = self.options.max_response_bytes + 2 * HEADER_BYTES
         self.guard: Guard = gate.guard(**self.options.guard, max_result_bytes=most, on_error=_on_error)
         self.counters = gate.counters
+        self.unrendered = set[object]()
+        """The ends of claims whose responses are not rendered yet."""
         source = self.options.source
         self.mark = GUARDED if source is None else f"{GUARDED}:{source.name}"
 
@@ -278,9 +280,14 @@ def _check_redacted(response: object, status: int) -> Response:
     return response
 
 
-def log_facts(request: Request) -> dict[str, object]:
-    """Return the method and the path of a request for a log. The client chose both, so they are escaped."""
-    return {"method": one_line(request.method), "path": one_line(request.path)}
+def log_facts(found: Request | Admission) -> dict[str, object]:
+    """Return the method and the path of a request for a log, and the record of an admitted one, which is a digest.
+
+    The client chose method and path, so they are escaped.
+    """
+    if isinstance(found, Admission):
+        return log_facts(found.request) | {"record": found.key}
+    return {"method": one_line(found.method), "path": one_line(found.path)}
 
 
 def is_verified(raw: Any) -> bool:

@@ -73,8 +73,9 @@ def idempotent(view: Any = None, /, *, gate: Gate | None = None, **options: Unpa
 
     With ATOMIC_REQUESTS the transaction of a sync view begins and commits inside the guard, so its effects are
     committed before its response is stored. A response that is rendered later, of a template or of Django REST
-    framework, is stored when it is rendered; until then its key is claimed. Middleware that changes the response later
-    is not part of what is stored. Behind `IdempotencyKeyMiddleware` the decorator does nothing more.
+    framework, is stored when it is rendered; until then its key is claimed. If another one is sent in its place, the
+    key is done without a response. Middleware that changes the response later is not part of what is stored. Behind
+    `IdempotencyKeyMiddleware` the decorator does nothing more.
 
     Raises:
         InvalidArgument: an option is invalid, neither `caller` nor `single_tenant` is given, or the view is a class or
@@ -162,7 +163,13 @@ def _make_atomic(view: Callable[..., Any], exempt: set[str]) -> Callable[..., An
     """Return the view in the transactions that ATOMIC_REQUESTS asks for, as Django's handler does."""
     for alias, database in connections.settings.items():
         if database["ATOMIC_REQUESTS"] and alias not in exempt:
-            # Durable: inside of a transaction the commit would come after the response is stored, so Django refuses it.
+            blocks = connections[alias].atomic_blocks
+            if blocks and not blocks[-1]._from_testcase:  # a TestCase of Django runs in a transaction
+                raise RuntimeError(
+                    f"idemgate: this view runs in a transaction of the database {alias!r} (ATOMIC_REQUESTS), which "
+                    "would commit after the response is stored. Put @idempotent above @api_view, wrap all of it in "
+                    "idempotent(View.as_view()), or put @transaction.non_atomic_requests outermost"
+                )
             view = transaction.atomic(using=alias, durable=True)(view)
     return view
 
@@ -240,6 +247,18 @@ def _read_settings() -> dict[str, Any]:
     return options
 
 
+class _Answer(HttpResponse):  # type: ignore[misc] # Django has no types
+    """The answer of the guard: a replay or a problem."""
+
+    @property
+    def data(self) -> object:
+        """Raise AttributeError: this is what a view has already rendered, or a problem."""
+        raise AttributeError(
+            f"this response {self.status_code} is idemgate's answer to a retry, which has no .data. To change what the "
+            "guarded method returns, put @method_decorator(idempotent) on the method that makes the final response"
+        )
+
+
 class _DjangoAdapter:
     """Responses of Django as values."""
 
@@ -262,25 +281,36 @@ class _DjangoAdapter:
         """
         return not getattr(response, "is_rendered", True)
 
-    def defer(self, response: Any, late: Late[Any]) -> None:
-        """Record a response in a callback after its rendering, before what outer decorators change in theirs."""
-        render = response.render
+    def defer(self, request: Any, response: Any, late: Late[Any]) -> None:
+        """Record a response in a callback after its rendering, before what outer decorators change in theirs.
+
+        Django closes the request with the response that it sends. By then this one is rendered, or never will be.
+        """
+        request = getattr(request, "_request", request)  # that of Django, inside the one of Django REST framework
+        render, close = response.render, request.close
 
         def render_renewed() -> Any:
             del response.render  # what is set here cannot be pickled, as caches do
-            with late.renew():
+            request.__dict__.pop("close", None)
+            with late.hold():
                 try:
                     return render()
                 except BaseException as error:
                     late.fail(error)
                     raise
 
+        def close_unrendered() -> None:
+            request.__dict__.pop("close", None)
+            late.discard()
+            close()
+
         response.render = render_renewed
         response.add_post_render_callback(late.record)
+        request.close = close_unrendered
 
     def build(self, response: Response) -> HttpResponse:
         """Return a value as a response. Fields of one name are joined, because a response of Django has one of each."""
-        built = HttpResponse(response.body, status=response.status)
+        built = _Answer(response.body, status=response.status)
         del built["content-type"]
         for name, value in response.headers:
             built[name] = f"{built[name]}, {value}" if name in built else value

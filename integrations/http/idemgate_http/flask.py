@@ -121,7 +121,7 @@ class _FlaskAdapter:
         """Return False: Flask renders templates in the view."""
         return False
 
-    def defer(self, response: flask.Response, late: Late[flask.Response]) -> None:  # noqa: ARG002
+    def defer(self, request: Any, response: flask.Response, late: Late[flask.Response]) -> None:  # noqa: ARG002
         """Raise AssertionError: no response of Flask is rendered later."""
         raise AssertionError
 

@@ -25,7 +25,7 @@ class Outliving:
     def add(self, admission: Admission, *tasks: asyncio.Task[Any]) -> None:
         """Keep the tasks of a request until they end. Count and log it."""
         self._core.counters.add("http.outlived")
-        facts = _log_facts(admission)
+        facts = log_facts(admission)
         log.warning("http.outlived method=%s path=%s record=%s", *facts.values(), extra=facts)
         for task in tasks:
             self._tasks.add(task)
@@ -36,7 +36,7 @@ class Outliving:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._core.counters.add("http.outlived_failed")
-            facts = _log_facts(admission)
+            facts = log_facts(admission)
             log.error("http.outlived_failed method=%s path=%s record=%s", *facts.values(), exc_info=error, extra=facts)
 
     async def drain(self, seconds: float) -> None:
@@ -50,8 +50,3 @@ class Outliving:
             for task in pending:
                 task.cancel()
             await asyncio.wait(pending, timeout=_LAST)
-
-
-def _log_facts(admission: Admission) -> dict[str, object]:
-    """Return the method, the path and the record's key of a request. The key is a digest."""
-    return log_facts(admission.request) | {"record": admission.key}

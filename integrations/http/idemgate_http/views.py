@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar
 
 from idemgate import Verdict, current
-from idemgate.guard.call import end_kept, start_lease
-from idemgate.guard.heartbeat import Heartbeat, NoHeartbeat
-from idemgate.guard.request import Grant
-from idemgate_http.core import Admission, HttpGuard, Released, Unrendered
+from idemgate.core.calls import Batch
+from idemgate.guard.call import build_end, encode_result, end_kept, record_end, start_lease
+from idemgate.guard.request import RELEASE, Ending, Grant, build_ending
+from idemgate.store.heartbeat import LeaseRenewal
+from idemgate_http.core import Admission, HttpGuard, Released, Unrendered, log_facts
 from idemgate_http.outliving import Outliving
 from idemgate_http.response import Response
 
 __all__ = ["Adapter", "Late", "pack_form", "run_view", "run_view_async"]
 
 R = TypeVar("R")
+log = logging.getLogger("idemgate.http")
 
 
 class Adapter(Protocol[R]):
@@ -36,8 +40,8 @@ class Adapter(Protocol[R]):
         """Return True if the framework renders the response after the view has returned."""
         ...
 
-    def defer(self, response: R, late: Late[R]) -> None:
-        """Let the response call `late` when it is rendered."""
+    def defer(self, request: Any, response: R, late: Late[R]) -> None:
+        """Let the response call `late` when it is rendered, and the request when it ends without that."""
         ...
 
     def build(self, response: Response) -> R:
@@ -97,8 +101,8 @@ class _ViewRun(Generic[R]):
 
     def finish(self, verdict: Verdict[Any]) -> R:
         """Return the view's response or that of its record, or raise the view's exception."""
-        if self._kept is not None:
-            self._adapter.defer(self._response[0], Late(self._core, self._kept, self.read))
+        if (late := self._get_late()) is not None:
+            self._adapter.defer(self._admission.request.raw, self._response[0], late)
             return self._response[0]
         if (answer := self._core.answer(verdict)) is not None:
             return self._adapter.build(answer)
@@ -106,36 +110,124 @@ class _ViewRun(Generic[R]):
             raise self._error
         return self._response[0]
 
+    def finish_alone(self, task: asyncio.Task[Verdict[Any]]) -> None:
+        """End the claim of a view whose request has gone: nobody renders its response."""
+        if not task.cancelled() and (late := self._get_late()) is not None:
+            late.discard()
 
-class Late(Generic[R]):
-    """The end of a claim whose view has returned, and whose response is rendered later. It blocks.
+    def _get_late(self) -> Late[R] | None:
+        if self._kept is None:
+            return None
+        return Late(self._core, self._admission, self._kept, self._response[0], self.read)
 
-    The lease is renewed only in a `with` block around the rendering. So a response that is never rendered blocks its
-    key for no longer than the lease.
+
+class Late(LeaseRenewal, Generic[R]):
+    """The end of a claim whose view has returned, and whose response is rendered later.
+
+    The framework may never render it: a middleware or an outer view sends another response, or the client has gone.
+    The view did its work, so the key is then done without a response. The heartbeat thread stores that, at once after
+    `discard`, or after half of the lease.
     """
 
-    def __init__(self, core: HttpGuard, grant: Grant, read: Callable[[R], list[Any]]) -> None:
+    __slots__ = ("_admission", "_core", "_ending", "_grant", "_guard", "_is_free", "_is_held", "_read",
+                 "_response")  # fmt: skip
+
+    def __init__(
+        self, core: HttpGuard, admission: Admission, grant: Grant, response: R, read: Callable[[R], list[Any]]
+    ) -> None:
+        super().__init__(grant.request.options.lease / 1000)
+        self.due = self.last + self.lease / 2
         self._core = core
         self._guard = core.guard._guard
+        self._admission = admission
         self._grant = grant
+        self._response = response
         self._read = read
+        self._is_free = [True]  # empty as soon as a thread ends the claim; `pop` is atomic
+        self._is_held = False
+        self._ending: Ending | None = None
+        core.unrendered.add(self)  # the heartbeat thread does not keep it alive
+        self._guard.context.heartbeat.add(self)
 
-    def renew(self) -> Heartbeat | NoHeartbeat:
-        """Renew the lease in a `with` block."""
-        return start_lease(self._guard.context, self._grant, with_current=False)
+    def _take(self) -> bool:
+        """Return True for the first caller, which ends the claim."""
+        try:
+            return self._is_free.pop()
+        except IndexError:
+            return False
+
+    def _forget(self) -> None:
+        self._guard.context.heartbeat.remove(self)
+        self._core.unrendered.discard(self)
+
+    # The response is rendered
+
+    @contextmanager
+    def hold(self) -> Generator[None]:
+        """Renew the lease in a `with` block around the rendering, unless the key is done without a response."""
+        if not self._take():
+            yield
+            return
+        self._forget()
+        self._is_held = True
+        with start_lease(self._guard.context, self._grant, with_current=False):
+            yield
 
     def record(self, response: R) -> None:
-        """Store a response that is rendered, or release the key if its status is not kept."""
+        """Store a response that is rendered, or release the key if its status is not kept. It blocks."""
         try:
-            result = self._read(response)
+            result = self._read(response) if self._is_held else None
         except Released as released:
             self.fail(released)
         else:
-            self._core.answer(end_kept(self._guard, self._grant, result))
+            self._end(result, None)
 
     def fail(self, error: BaseException) -> None:
-        """Release the key, because the response could not be rendered."""
-        self._core.answer(end_kept(self._guard, self._grant, None, error))
+        """Release the key, because the response could not be rendered. It blocks."""
+        self._end(None, error)
+
+    def _end(self, result: list[Any] | None, error: BaseException | None) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._core.answer(end_kept(self._guard, self._grant, result, error))
+
+    # It is not rendered
+
+    def discard(self) -> None:
+        """Let the heartbeat thread end the claim, unless the response is rendered. It does not block."""
+        if self._is_free:
+            self._guard.context.heartbeat.hasten(self)
+
+    def renew(self) -> Sequence[Batch[None]]:
+        """Build the end of the claim; called by the heartbeat thread, again if the store does not answer."""
+        if self._ending is None:
+            if not self._take():
+                return ()
+            self._ending = self._decide()
+        return (Batch([build_end(self._grant, self._ending)], self._record_end),)
+
+    def _decide(self) -> Ending:
+        """Return the end of the claim: done without a response, or free if its status is not kept."""
+        core, facts = self._core, log_facts(self._admission)
+        core.counters.add("http.unrendered")
+        log.warning("http.unrendered method=%s path=%s record=%s", *facts.values(), extra=facts)
+        try:
+            result = self._read(self._response)
+        except Released:
+            core.counters.add("http.released")
+            return build_ending(RELEASE)
+        return encode_result(self._guard.options, result)
+
+    def _record_end(self, answers: list[bool]) -> None:
+        self._forget()
+        assert self._ending is not None
+        record_end(self._guard, self._grant, self._ending, answers[0])
+        if not answers[0]:
+            self._core.counters.add("http.lost")
+
+    def overdue(self) -> None:
+        """Give up: the store does not answer, or the gate is closed. A retry may run when the lease has ended."""
+        self._forget()
 
 
 def pack_form(form: Any, files: Any) -> bytes:
@@ -177,6 +269,7 @@ async def run_view_async(
     except asyncio.CancelledError:
         if run.started:
             outliving.add(admission, task)
+            task.add_done_callback(run.finish_alone)
         else:
             task.cancel()
         raise

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
-from django.test import Client, override_settings
+from django.test import AsyncClient, Client, override_settings
 from django.urls import re_path
 from django.utils.decorators import method_decorator
 from django.utils.deprecation import MiddlewareMixin
 from django.views import View
+from idemgate_http import record_key
 from idemgate_http.django import idempotent
 
 from idemgate import Gate, InvalidArgument
@@ -240,6 +245,152 @@ def test_an_answer_that_cannot_be_read_is_reported_and_does_not_run_again(shop: 
     assert (answers, shop.paid) == ([201, 409], [1])
     assert (gate.counters["http.record_failed"], gate.counters["http.response_not_kept"]) == (1, 1)
     assert "http.record_failed method=POST path=" in caplog.text
+
+
+# Responses that nobody renders
+
+
+class Replace(MiddlewareMixin):
+    """A middleware that sends another response than the view's, as Django allows."""
+
+    def process_template_response(self, request: Any, response: Any) -> Any:
+        if "raises" in request.path:
+            raise ZeroDivisionError
+        if response.context_data is None:  # of Django REST framework
+            return response
+        return TemplateResponse(request, response.template_name, {**response.context_data, "added": "another"})
+
+
+class Till:
+    """Views whose response another one replaces. A payment of "slow" waits for `leave`."""
+
+    def __init__(self) -> None:
+        self.paid: list[str] = []
+        self.entered, self.leave = threading.Event(), threading.Event()
+
+    def pay(self, request: Any) -> int:
+        self.paid.append(request.path)
+        self.entered.set()
+        assert "slow" not in request.headers or self.leave.wait(20)
+        return len(self.paid)
+
+    def urls(self) -> Any:
+        till = self
+
+        class Pay(APIView):
+            @method_decorator(idempotent)
+            def post(self, request: Any) -> Any:
+                return Response({"paid": till.pay(request)}, status=request.data.get("status", 201))
+
+        class Enveloped(Pay):
+            def post(self, request: Any) -> Any:
+                return Response({"data": super().post(request).data}, status=201)
+
+        class Envelope(Pay):
+            def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+                if hasattr(response, "data"):
+                    response = Response({"data": response.data}, status=response.status_code)
+                return super().finalize_response(request, response, *args, **kwargs)
+
+        @idempotent
+        def template(request: Any) -> Any:
+            number = till.pay(request)
+            return TemplateResponse(request, engines["django"].from_string(CODE), {"number": number})
+
+        @idempotent
+        async def template_async(request: Any) -> Any:
+            return await asyncio.to_thread(template.__wrapped__, request)
+
+        views = {
+            "enveloped": Enveloped.as_view(),
+            "envelope": Envelope.as_view(),
+            "template": template,
+            "awaited": template_async,
+            "raises": template,
+        }
+        return type("Urls", (), {"urlpatterns": [re_path(f"^{name}/$", view) for name, view in views.items()]})
+
+
+@pytest.fixture
+def till(gate: Gate) -> Iterator[Till]:
+    made = Till()
+    options = {"GATE": gate, "SINGLE_TENANT": True, "LEASE": "4s"}
+    with (
+        override_settings(REST_FRAMEWORK=REST, MIDDLEWARE=[f"{__name__}.Replace"], IDEMGATE_HTTP=options),
+        override_settings(ROOT_URLCONF=made.urls()),
+    ):
+        yield made
+
+
+def wait_for(gate: Gate, name: str) -> None:
+    """Wait until the heartbeat thread has counted."""
+    until = time.monotonic() + 20
+    while not gate.counters[name]:
+        assert time.monotonic() < until, gate.counters
+        time.sleep(0.01)
+
+
+SENT: Any = {"content_type": "application/json", "headers": {"idempotency-key": "k"}}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("place", ["enveloped", "envelope", "template", "awaited", "raises"])
+async def test_a_view_whose_response_is_replaced_runs_once(
+    till: Till, gate: Gate, clock: Clock, caplog: Any, place: str, is_async: bool
+) -> None:
+    async def post() -> Any:
+        if is_async:
+            return await AsyncClient(raise_request_exception=False).post(f"/{place}/", b"{}", **SENT)
+        return await sync_to_async(Client(raise_request_exception=False).post)(f"/{place}/", b"{}", **SENT)
+
+    first = await post()
+    assert first.status_code == {"template": 200, "awaited": 200, "raises": 500}.get(place, 201)
+    await asyncio.to_thread(wait_for, gate, "once.completed")
+    clock.advance("5s")
+    retry = await post()
+    # The subclass reads `data` of the guard's answer, and gets an error that names the fix
+    assert retry.status_code == (500 if place == "enveloped" else 409)
+    assert ("is idemgate's answer to a retry" in caplog.text) == (place == "enveloped")
+    assert (gate.counters["http.unrendered"], gate.counters["http.not_kept"]) == (1, 1)
+    assert (gate.counters["http.response_not_kept"], len(till.paid)) == (1, 1)
+    assert f"http.unrendered method=POST path=/{place}/ record=" in caplog.text
+
+
+def test_a_replaced_response_of_another_status_leaves_its_key_free(till: Till, gate: Gate) -> None:
+    client, key = APIClient(), record_key("", "POST", "/envelope/", "k")
+    until = time.monotonic() + 20
+    for _ in range(2):
+        answer = client.post("/envelope/", {"status": 400}, format="json", headers={"idempotency-key": "k"})
+        assert answer.status_code == 400
+        while gate.inspect(key, scope="http").state == "in_progress":
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    assert (len(till.paid), gate.counters["http.released"]) == (2, 2)
+
+
+@pytest.mark.parametrize("place", ["template", "awaited", "envelope"])
+async def test_a_view_whose_client_went_before_the_rendering_runs_once(
+    till: Till, gate: Gate, clock: Clock, place: str
+) -> None:
+    """A server of ASGI cancels the request. The view goes on, and nobody renders its response."""
+    names = {"idempotency-key": "k", "content-type": "application/json", "content-length": "2", "slow": "1"}
+    headers = [(name.encode(), value.encode()) for name, value in names.items()]
+    scope = {"type": "http", "method": "POST", "path": f"/{place}/", "query_string": b"", "headers": headers}
+    messages: asyncio.Queue[Any] = asyncio.Queue()
+    await messages.put({"type": "http.request", "body": b"{}", "more_body": False})
+
+    async def send(_: Any) -> None: ...
+
+    request = asyncio.create_task(ASGIHandler()(scope, messages.get, send))
+    assert await asyncio.to_thread(till.entered.wait, 20)
+    await messages.put({"type": "http.disconnect"})
+    await asyncio.sleep(0.1)  # Django cancels the request; later, the response is sent as without a disconnect
+    till.leave.set()
+    await asyncio.wait_for(request, 20)
+    await asyncio.to_thread(wait_for, gate, "once.completed")
+    clock.advance("5s")
+    assert (await AsyncClient().post(f"/{place}/", b"{}", **SENT)).status_code == 409
+    assert len(till.paid) == 1
 
 
 # Methods
