@@ -45,7 +45,9 @@ def explain_missing_table(table: str) -> Generator[None]:
 
 def ends_transaction(error: BaseException) -> bool:
     """Return True if SQLite refused a COMMIT or ROLLBACK (`refuse_ends`)."""
-    return any(getattr(one, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH for one in _unwrap(error))
+    return any(
+        isinstance(one, sqlite3.OperationalError) and str(one) == "authorizer malfunction" for one in _unwrap(error)
+    )
 
 
 def _has_code(error: BaseException, code: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
+from operator import eq
 from os import PathLike, fspath
 from typing import TypeAlias
 
@@ -81,7 +83,7 @@ def _check_source(source: object) -> None:
 
 @contextmanager
 def refuse_ends(connection: sqlite3.Connection) -> Generator[None]:
-    """Refuse COMMIT and ROLLBACK inside the block: SQLite answers "not authorized".
+    """Refuse COMMIT and ROLLBACK inside the block: SQLite answers "authorizer malfunction".
 
     A signal handler may raise after any call. So the first call after `try` and after `finally` is the one that counts.
     """
@@ -95,8 +97,11 @@ def refuse_ends(connection: sqlite3.Connection) -> Generator[None]:
             pass
 
 
-def _authorize(action: int, *_: object) -> int:
-    return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK
+_authorize = partial(max, sqlite3.SQLITE_OK, key=partial(eq, sqlite3.SQLITE_TRANSACTION))
+"""Return SQLITE_OK, or SQLITE_TRANSACTION, which SQLite takes for a malfunction and refuses, as all other values.
+
+It runs no Python code. The sqlite3 module drops what a signal handler raises inside a function of Python.
+"""
 
 
 class Inbox(BaseInbox[sqlite3.Connection]):
