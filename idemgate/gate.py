@@ -219,7 +219,9 @@ class Gate:
         Two round trips for a new key, one for a duplicate.
 
         Write it below a decorator that registers the function, such as `@topic.handler`, `@gate.subscribe`,
-        `@gate.stream`, `@gate.consume_list` or `@expiry.handler`. Above one it would guard nothing and is refused.
+        `@gate.stream`, `@gate.consume_list` or `@expiry.handler`. Above one it would guard nothing and is refused. So
+        it is above the decorators of Celery, RQ and Dramatiq. Those of web frameworks, such as `@app.post`, leave no
+        trace: above them it guards nothing, and raises nothing.
 
         `charge.inspect(order)` returns the record of the key of `charge(order)`, and `charge.forget(order)` deletes it.
         Both are coroutines if `charge` is async. `charge.key(order)` is the key, and `charge.scope` the scope. Methods

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from inspect import isbuiltin
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any, Protocol
 
 from idemgate.errors import InvalidArgument
@@ -167,8 +168,26 @@ class _MethodKey:
         return self._spec.of(instance, args, kwargs)
 
 
-_registered: dict[str, weakref.WeakValueDictionary[int, Any]] = {}
+_registered: dict[str, weakref.WeakValueDictionary[object, Any]] = {}
 """For each decorator that takes a function and returns it unchanged: the objects it took, by identity."""
+_TASKS = {
+    "celery.local": "app.task",  # a task that is built at its first use
+    "celery.app.task": "app.task",
+    "dramatiq.actor": "dramatiq.actor",
+    "huey.api": "huey.task",
+    "taskiq.decor": "broker.task",
+    "procrastinate.tasks": "app.task",
+    "django.tasks.base": "task",
+    "django_tasks.base": "task",
+}
+"""The modules of the classes of task queues whose objects stand for a function, and the decorators that make them."""
+
+
+def _identify(func: Any) -> tuple[object, Any]:
+    """Return a name and the object that it belongs to. A bound method is a new object at each access."""
+    if type(func) is MethodType:
+        return (id(func.__self__), id(func.__func__)), func.__self__
+    return id(func), func
 
 
 def mark_registered(func: Any, by: str) -> None:
@@ -178,18 +197,33 @@ def mark_registered(func: Any, by: str) -> None:
     """
     if isbuiltin(func):
         return
+    name, owner = _identify(func)
     with contextlib.suppress(TypeError):  # an object without weak references
-        _registered.setdefault(by, weakref.WeakValueDictionary())[id(func)] = func
+        _registered.setdefault(by, weakref.WeakValueDictionary())[name] = owner
 
 
 def check_unregistered(func: Any, caller: str) -> None:
-    """Raise InvalidArgument if a decorator below the guard has registered the function, or one that it wraps."""
+    """Raise InvalidArgument if a decorator below the guard has registered the function, or one that it wraps.
+
+    The decorators of web frameworks leave no trace at the function.
+    """
     inner = func
     for _ in range(32):  # an object may invent each attribute
-        for by, objects in _registered.items():
-            if objects.get(id(inner), objects) is inner:
-                problem = f"@{by} below has registered it without this guard"
-                raise InvalidArgument("function", qualified_name(func), problem, f"Write @{caller} below @{by}")
+        if (by := _find_registration(inner)) is not None:
+            problem = f"@{by} below has registered it without this guard"
+            raise InvalidArgument("function", qualified_name(func), problem, f"Write @{caller} below @{by}")
         inner = getattr(inner, "__func__", getattr(inner, "__wrapped__", None))
         if inner is None:
             return
+
+
+def _find_registration(func: object) -> str | None:
+    """Return the decorator that has registered this object, or None."""
+    name, owner = _identify(func)
+    for by, objects in _registered.items():
+        if objects.get(name, objects) is owner:
+            return by
+    kind = type(func)
+    if kind is FunctionType:
+        return "job" if callable(func.__dict__.get("delay")) else None  # of RQ
+    return next((_TASKS[base.__module__] for base in kind.__mro__ if base.__module__ in _TASKS), None)

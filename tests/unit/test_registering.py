@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import celery
+import dramatiq
 import pydantic
 import pytest
+import redis
+import rq.decorators
+from dramatiq.brokers.stub import StubBroker
 from typing_extensions import TypedDict
 
 from idemgate import Delivery, Gate, InvalidArgument
@@ -195,6 +201,50 @@ def test_a_guard_above_a_registered_function_without_parentheses_is_refused(gate
         @gate.once
         @gate.topic("t").handler
         def handle(delivery: Any) -> None: ...
+
+
+_names = itertools.count()
+
+
+def queued(queue: str, func: Any) -> Any:
+    """Return what the decorator of a task queue makes of a function."""
+    if queue == "celery shared":
+        return celery.shared_task(name=f"unit.{next(_names)}")(func)
+    if queue.startswith("celery"):
+        return celery.Celery("unit").task(lazy=queue == "celery")(func)
+    if queue == "dramatiq":
+        return dramatiq.actor(func, broker=StubBroker(), actor_name="unit")
+    return rq.decorators.job("unit", connection=redis.Redis())(func)
+
+
+@pytest.mark.parametrize("between", ["nothing", "wraps"])
+@pytest.mark.parametrize("queue", ["celery", "celery eager", "celery shared", "dramatiq", "rq"])
+def test_a_guard_above_the_decorator_of_a_task_is_refused(gate: Gate, queue: str, between: str) -> None:
+    """`charge.delay(order)` and the worker would run the task without the guard."""
+
+    def charge(order: Any) -> None: ...
+
+    task = queued(queue, charge)
+    if between == "wraps":
+        task = functools.wraps(task)(lambda order: task(order))
+    for above in (gate.once(key="{order}", scope="above"), gate.callback("{order}", scope="above")):
+        with pytest.raises(InvalidArgument, match=r"without this guard\. Write @gate\.(once|callback) below @"):
+            above(task)
+
+
+@pytest.mark.parametrize("queue", ["celery", "celery eager", "dramatiq", "rq"])
+def test_a_guard_below_the_decorator_of_a_task_is_accepted(gate: Gate, queue: str) -> None:
+    def charge(order: Any) -> None: ...
+
+    queued(queue, gate.once(key="{order}", scope="below")(charge))
+
+
+def test_a_guard_of_a_bound_method_that_is_registered_is_refused(gate: Gate) -> None:
+    handlers = Handlers()
+    gate.topic("t").handler(handlers.handle)
+    with pytest.raises(InvalidArgument, match=r"Write @gate\.once below @topic\.handler"):
+        gate.once("{delivery}", scope="bound")(handlers.handle)
+    gate.once("{delivery}", scope="bound")(Handlers().handle)  # that of another object
 
 
 def test_a_guard_below_and_a_second_guard_of_the_inner_function_are_accepted(gate: Gate) -> None:

@@ -27,6 +27,7 @@ def idempotent(
 ) -> Callable[[Callable[P, Any]], Callable[P, flask.typing.ResponseReturnValue]]:
     """Guard one view, below its `@app.post(...)`. It runs after `before_request`, so after the authentication.
 
+    Above `@app.post(...)` it guards nothing: Flask has registered the view itself, and leaves no trace at it.
     What `after_request` changes in the response is not part of what is stored. If the view raises an exception that
     Flask turns into a response, by `abort(409)` or an error handler, this response counts as the view's. Async views
     are supported as Flask does.
