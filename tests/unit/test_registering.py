@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -203,13 +202,8 @@ def test_a_guard_above_a_registered_function_without_parentheses_is_refused(gate
         def handle(delivery: Any) -> None: ...
 
 
-_names = itertools.count()
-
-
 def queued(queue: str, func: Any) -> Any:
     """Return what the decorator of a task queue makes of a function."""
-    if queue == "celery shared":
-        return celery.shared_task(name=f"unit.{next(_names)}")(func)
     if queue.startswith("celery"):
         return celery.Celery("unit").task(lazy=queue == "celery")(func)
     if queue == "dramatiq":
@@ -218,7 +212,7 @@ def queued(queue: str, func: Any) -> Any:
 
 
 @pytest.mark.parametrize("between", ["nothing", "wraps"])
-@pytest.mark.parametrize("queue", ["celery", "celery eager", "celery shared", "dramatiq", "rq"])
+@pytest.mark.parametrize("queue", ["celery", "celery eager", "dramatiq", "rq"])
 def test_a_guard_above_the_decorator_of_a_task_is_refused(gate: Gate, queue: str, between: str) -> None:
     """`charge.delay(order)` and the worker would run the task without the guard."""
 
