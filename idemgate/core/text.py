@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["last_line", "message_of", "one_line", "printable"]
+import logging
+from traceback import format_exception
+
+__all__ = ["event_log", "last_line", "message_of", "one_line", "printable"]
 
 _MAX_CHARACTERS = 500
 
@@ -54,3 +57,27 @@ def one_line(value: object) -> str:
     except Exception:  # noqa: BLE001 - an exception of the user may have a broken `__str__`
         text = f"<{type(value).__name__}>"
     return text if text.isprintable() else printable(text).replace("\n", "\\n")
+
+
+class _Tracebacks(logging.Filter):
+    """Escape and indent the traceback of each record, whatever formatter the program has.
+
+    The message of an exception may hold what a stranger sent. In the first column it could forge a record. Formatters
+    of the standard library print `exc_text` where it is set; `exc_info` stays for those that read it.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None and not record.exc_text:
+            text = printable("".join(format_exception(record.exc_info[1])))
+            record.exc_text = "\n".join(f"  {line}" for line in text.splitlines())
+        return True
+
+
+_TRACEBACKS = _Tracebacks()
+
+
+def event_log(name: str) -> logging.Logger:
+    """Return the logger of this name, for a module that logs exceptions of the user's functions."""
+    log = logging.getLogger(name)
+    log.addFilter(_TRACEBACKS)
+    return log

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -21,7 +20,7 @@ from idemgate.core.codec.restoring import restore
 from idemgate.core.codec.state import holds_fields
 from idemgate.core.codec.storable import describe_unstored
 from idemgate.core.keys import Key, text_of
-from idemgate.core.text import message_of, one_line
+from idemgate.core.text import event_log, message_of, one_line
 from idemgate.core.validation import ENDED, call_async, call_blocking, refuse_unfinished
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.errors import (
@@ -85,7 +84,7 @@ __all__ = [
     "start_lease",
 ]  # fmt: skip
 
-log = logging.getLogger("idemgate.once")
+log = event_log("idemgate.once")
 
 
 # -- the call ---------------------------------------------------------------------------------------------------------

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 from idemgate.core.counters import Counters
 from idemgate.core.scopes import qualified_name
+from idemgate.core.text import event_log
 from idemgate.core.validation import call_blocking, is_async
 from idemgate.core.verdict import Verdict
 from idemgate.errors import InvalidArgument
@@ -16,7 +16,7 @@ from idemgate.guard.decorator import build_judge, build_judge_async
 
 __all__ = ["OnFailure", "OnVerdict", "wrap_callback"]
 
-log = logging.getLogger("idemgate.once")
+log = event_log("idemgate.once")
 OnFailure = Literal["raise", "log"]
 OnVerdict = Callable[..., object]
 """A function that gets the `Verdict` and the arguments of the callback, and settles the message."""

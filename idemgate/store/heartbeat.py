@@ -12,7 +12,6 @@ The renewal is tried again like one without a reply. If no try succeeds before t
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from idemgate.core.calls import Batch
 from idemgate.core.clock import monotonic
 from idemgate.core.counters import Counters
 from idemgate.core.forks import fork_counter
-from idemgate.core.text import one_line
+from idemgate.core.text import event_log, one_line
 from idemgate.errors import StoreError
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FunctionRenewal", "HeartbeatThread", "LeaseRenewal"]
 
-log = logging.getLogger("idemgate.lease")
+log = event_log("idemgate.lease")
 NEVER = float("inf")
 BUG_PAUSE = 0.1
 """Seconds until the thread goes on after an exception that concerns no single lease."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from idemgate.core.clock import monotonic
+from idemgate.core.text import event_log
 
 __all__ = ["BoundedExecutor"]
 
-log = logging.getLogger("idemgate.subscriber")
+log = event_log("idemgate.subscriber")
 T = TypeVar("T")
 
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from idemgate.core.text import event_log
 from idemgate.core.validation import check_int
 from idemgate.errors import InvalidArgument
 from idemgate.store.context import Context
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Channel", "PubSubMessage"]
 
-log = logging.getLogger("idemgate.subscriber")
+log = event_log("idemgate.subscriber")
 _GLOB = re.compile(r"[*?\[]")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from idemgate.core.backoff import retry_pause
 from idemgate.core.calls import Batch, Call
 from idemgate.core.clock import monotonic
-from idemgate.core.text import last_line
+from idemgate.core.text import event_log, last_line
 from idemgate.core.verdict import Verdict
 from idemgate.errors import DownstreamUnavailable, StoreError, StoreUnavailable
 from idemgate.store.context import Context
@@ -24,7 +23,7 @@ from idemgate.subscribers.executor import BoundedExecutor
 
 __all__ = ["BLOCK", "EntryReader", "HeldEntry", "Registration", "wait_within"]
 
-log = logging.getLogger("idemgate.subscriber")
+log = event_log("idemgate.subscriber")
 BLOCK = 500
 """Longest wait of one read, ms. It bounds the duration of a stop without new entries."""
 ACKS = 1000

@@ -11,13 +11,14 @@ from typing import Protocol, Self
 
 from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.text import event_log
 from idemgate.errors import InvalidArgument
 from idemgate.store.context import Context
 from idemgate.store.shielded import finish_despite_cancel
 
 __all__ = ["Subscriber", "Subscribers"]
 
-log = logging.getLogger("idemgate.subscriber")
+log = event_log("idemgate.subscriber")
 OVERTIME = 2.0
 """Seconds after the grace time for the last read of a subscriber and for its acknowledgements."""
 CLEANUP_SECONDS = 10.0

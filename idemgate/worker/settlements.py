@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from math import ceil
 from typing import Any
 
-from idemgate.core.text import last_line
+from idemgate.core.text import event_log, last_line
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.errors import DownstreamUnavailable, IdemgateError, PartialFailure, StoreError
 from idemgate.topics.deliveries import Settlement, defer_oversize, nack_items
@@ -17,7 +16,7 @@ from idemgate.worker.consumer import InFlight, attempt_number
 
 __all__ = ["choose_settlement", "settle_unstarted"]
 
-log = logging.getLogger("idemgate.worker")
+log = event_log("idemgate.worker")
 _LOST_DELAY = 1000
 """Ms until a message returns whose guard lost its lease. Another owner runs its key, so the guard then defers it."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any, Protocol, Self
 
 from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.text import one_line
+from idemgate.core.text import event_log, one_line
 from idemgate.core.validation import check_int
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.store.context import Context, HasContext
@@ -28,7 +27,7 @@ from idemgate.worker.poller import PolicyFollower, Poller
 
 __all__ = ["Worker"]
 
-log = logging.getLogger("idemgate.worker")
+log = event_log("idemgate.worker")
 MAX_SHOWN = 10
 """Handlers or topics that the text of a log record names. Its fields have all of them."""
 CLEANUP_SECONDS = 1.0

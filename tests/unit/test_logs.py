@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import InvalidArgument
+from idemgate import Gate, InvalidArgument
 from idemgate.worker.logs import Facts, configure
 
 
@@ -67,3 +67,50 @@ def test_no_text_of_a_stranger_begins_a_record_or_acts_on_a_terminal() -> None:
     assert all(line.startswith("  ") and line.isprintable() for line in rest)
     assert rest[0] == "  Traceback (most recent call last):"
     assert rest[-1].endswith(f"\\x1b[2J\\r{forged}")
+
+
+FORGED = "2026-01-01 00:00:00,000 ERROR idemgate.worker worker.failed"
+
+
+@pytest.mark.parametrize("name", ["worker", "subscriber", "lease", "once"])
+def test_no_traceback_forges_a_record_of_a_program_with_a_plain_formatter(name: str, caplog: Any) -> None:
+    """The loggers that log what functions of the user raise."""
+    from idemgate.worker import settlements
+
+    assert settlements.log.name == "idemgate.worker"
+    try:
+        raise ValueError(f"odd\n{FORGED}\x1b[2J\r\u2028{FORGED}")
+    except ValueError as error:
+        logging.getLogger(f"idemgate.{name}").error("event", exc_info=error)
+    head, *rest = logging.Formatter("%(message)s").format(caplog.records[0]).split("\n")
+    assert head == "event"
+    assert all(line.startswith("  ") and line.isprintable() for line in rest)
+    assert caplog.records[0].exc_info[0] is ValueError  # for those who read the exception itself
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_an_exception_of_a_guarded_callback_forges_no_record(is_async: bool, caplog: Any) -> None:
+    with Gate("embedded://", namespace="logs") as gate:
+
+        def fail(message: str) -> None:
+            raise ValueError(f"odd\n{FORGED}")
+
+        async def fail_awaiting(message: str) -> None:
+            fail(message)
+
+        if is_async:
+            await gate.callback("{message}", scope="async", on_failure="log")(fail_awaiting)("a")
+            await gate.aio.close()
+        else:
+            gate.callback("{message}", scope="blocking", on_failure="log")(fail)("a")
+    (text,) = [logging.Formatter().format(one) for one in caplog.records if one.message.startswith("callback.failed")]
+    assert FORGED in text
+    assert not any(line.startswith(FORGED) for line in text.splitlines())
+
+
+def test_the_error_of_a_relay_is_one_printable_line() -> None:
+    from idemgate_sql.outages import describe
+
+    error = ValueError(f"odd\n{FORGED}\x1b[2J")
+    error.add_note(f"note\n{FORGED}")
+    assert describe(error) == rf"ValueError: odd; {FORGED}\x1b[2J; note; {FORGED}"

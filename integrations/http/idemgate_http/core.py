@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from hashlib import blake2b
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 from idemgate import Gate, Guard, InvalidArgument, KeyReused, OutcomeUnknown, StoreError, Verdict
-from idemgate.core.text import one_line
+from idemgate.core.text import event_log, one_line
 from idemgate.errors import AttemptsExhausted, LeaseLost
 from idemgate_http.keys import Identity, parse_key, record_key, tag_caller
 from idemgate_http.options import HttpOptions, Options, check_options
@@ -21,7 +20,7 @@ from idemgate_http.webhooks.event import BadSignature
 __all__ = ["GUARDED", "MARK", "MISSING", "PASSED", "Admission", "HttpGuard", "Released", "RequiredKeyMissing",
            "Selected", "Unrendered", "is_verified", "log_facts"]  # fmt: skip
 
-log = logging.getLogger("idemgate.http")
+log = event_log("idemgate.http")
 HEADER: Final = "idempotency-key"
 MARK: Final = "idemgate_http"
 """The entry of an ASGI scope or a WSGI environ that says that a middleware has seen the request."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
+from idemgate.core.text import event_log
 from idemgate_http.core import Admission, HttpGuard, log_facts
 
 __all__ = ["Outliving"]
 
-log = logging.getLogger("idemgate.http")
+log = event_log("idemgate.http")
 _LAST = 1.0
 """Seconds that a cancelled handler has for its cleanup, and for the release of its claim."""
 

@@ -65,7 +65,7 @@ async def test_a_cancelled_request_that_fails_later_is_logged(agate: Gate, caplo
     async def app(scope: Any, receive: Any, send: Any) -> None:
         entered.set()
         await leave.wait()
-        raise ZeroDivisionError
+        raise ZeroDivisionError("odd\nERROR forged\x1b[2J")
 
     guarded = IdempotencyKey(app, gate=agate, **OPTIONS)
     request = asyncio.create_task(post(guarded, path="/pay\nERROR forged"))
@@ -76,6 +76,8 @@ async def test_a_cancelled_request_that_fails_later_is_logged(agate: Gate, caplo
     await guarded._outliving.drain(20)
     assert agate.counters["http.outlived_failed"] == 1
     assert "ZeroDivisionError" in caplog.text
+    assert "\nERROR forged" not in caplog.text
+    assert "\x1b" not in caplog.text
     assert [record.getMessage().partition(" record=")[0] for record in caplog.records] == [
         f"http.{event} method=POST path=/pay\\nERROR forged" for event in ("outlived", "outlived_failed")
     ]

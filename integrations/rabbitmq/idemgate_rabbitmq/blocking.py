@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import Future
 from threading import Lock, Thread
 from typing import Any, Self
@@ -14,6 +13,7 @@ from pika.exceptions import AMQPChannelError
 from pika.spec import Basic, BasicProperties
 
 from idemgate import Delivery, Duration, InvalidArgument
+from idemgate.core.text import event_log
 from idemgate_rabbitmq.outgoing import (
     Address,
     BrokerUnavailable,
@@ -26,7 +26,7 @@ from idemgate_rabbitmq.outgoing import (
 
 __all__ = ["Publisher"]
 
-log = logging.getLogger("idemgate.rabbitmq")
+log = event_log("idemgate.rabbitmq")
 Sent = Future[None]
 
 

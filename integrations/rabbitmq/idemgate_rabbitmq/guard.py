@@ -23,13 +23,13 @@ from idemgate import (
     StoreUnavailable,
 )
 from idemgate.core.scopes import check_unregistered
-from idemgate.core.text import one_line
+from idemgate.core.text import event_log, one_line
 from idemgate.errors import NotConfigured, ServerRejected
 from idemgate.types import Verdict, check_function, milliseconds, scope_of
 
 __all__ = ["guarded"]
 
-log = logging.getLogger("idemgate.rabbitmq")
+log = event_log("idemgate.rabbitmq")
 F = TypeVar("F", bound=Callable[..., Any])
 Verb = Literal["ack", "return", "requeue", "reject"]
 """`return` requeues by `basic.nack`, which RabbitMQ 4.3 does not count against the delivery limit of a quorum queue."""

@@ -6,6 +6,7 @@ import logging
 from time import monotonic
 
 from idemgate import Gate
+from idemgate.core.text import one_line
 from idemgate_sql.failures import is_lock_timeout
 from idemgate_sql.outbox_statements import Backlog
 
@@ -19,9 +20,9 @@ LATE = 60.0
 
 
 def describe(error: BaseException) -> str:
-    """Return the type and text of an error in one line, with its notes."""
-    lines = [*str(error).splitlines(), *getattr(error, "__notes__", ())]
-    return f"{type(error).__name__}: {'; '.join(line.strip() for line in lines if line.strip())}"[:1000]
+    """Return the type and text of an error in one line, with its notes. Control characters are escaped."""
+    lines = [line for text in (str(error), *getattr(error, "__notes__", ())) for line in text.splitlines()]
+    return one_line(f"{type(error).__name__}: {'; '.join(line.strip() for line in lines if line.strip())}"[:1000])
 
 
 class Outages:
