@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from idemgate.core import keys
 from idemgate.core.calls import Batch, Call, call, stamp, text
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
+from idemgate.errors import DecodeError
 from idemgate.store.context import Context
 from idemgate.topics.messages import Stats
 from idemgate.topics.policy import DEFAULT, Policy, from_stored
 from idemgate.topics.topic_calls import TopicCalls
 
 __all__ = ["RegistryEntry", "StoredTopic", "find_entry", "list_entries", "stored_topics", "stored_topics_async"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,13 @@ class RegistryEntry:
     to: int
     was: tuple[int, ...]
 
+    def decode(self, read: Callable[[bytes], T]) -> T:
+        """Return what a function reads from the policy. Raises DecodeError, which names the topic."""
+        try:
+            return read(self.policy)
+        except DecodeError as error:
+            raise DecodeError(f"the registry entry of topic {self.name!r}: {error.why}") from error
+
 
 def list_entries(namespace: str, clock: Clock | None) -> Call[list[RegistryEntry]]:
     """Build the call that returns all registry entries, sorted by name."""
@@ -84,7 +94,7 @@ def _stats_batch(
     namespace: str, clock: Clock | None, codec: Codec, plain: Policy, entries: list[RegistryEntry]
 ) -> Batch[list[StoredTopic]]:
     """Build the calls that count the messages of all topics: one script call per slot."""
-    policies = [from_stored(entry.policy, plain) for entry in entries]
+    policies = [entry.decode(lambda stored: from_stored(stored, plain)) for entry in entries]
     batches = [
         TopicCalls(namespace, entry.name, policy, codec, clock).depth(entry.to)
         for entry, policy in zip(entries, policies, strict=True)

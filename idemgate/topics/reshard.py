@@ -215,7 +215,10 @@ def plan_reshard(
 def _check_readable(topic: TopicCalls, slots: int) -> Plan[None]:
     """Read both layouts before a change begins, so that corrupt data is found before anything is written."""
     entry = yield from run_call(find_entry(topic.namespace, topic.clock, topic.name))
-    if entry is not None and entry.to < 0 and (before := from_stored(entry.policy, topic.policy).slots) != slots:
+    if entry is None or entry.to >= 0:
+        return
+    before = entry.decode(lambda stored: from_stored(stored, topic.policy)).slots
+    if before != slots:
         yield from _count_messages(topic.for_slots(before), slots)
 
 
@@ -311,7 +314,7 @@ def plan_delete(topic: TopicCalls, entry: RegistryEntry | None, discard: bool) -
     message arrives while the topic is being closed.
     """
     if entry is not None and entry.to < 0:
-        yield from _check_deletable(topic.for_slots(slots_of(entry.policy)), discard)
+        yield from _check_deletable(topic.for_slots(entry.decode(slots_of)), discard)
     begun = yield from _begin_change(topic, 0)
     if begun.word == "absent":
         return DeletedTopic(False, 0, 0, 0)

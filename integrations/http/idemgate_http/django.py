@@ -92,10 +92,27 @@ def _refuse_method(view: object) -> None:
     if isinstance(view, type):
         fix = "Write idempotent(View.as_view()), or @method_decorator(idempotent, name='dispatch') above the class"
         raise InvalidArgument("view", view, "a class, not a view", fix)
+    fix = "Write @method_decorator(idempotent), or idempotent(View.as_view()) for all methods"
+    if isinstance(view, classmethod | staticmethod | functools.partialmethod):
+        inner = getattr(view, "__func__", getattr(view, "func", view))
+        if isinstance(view, staticmethod):
+            fix = "Write @staticmethod above @idempotent"
+        raise InvalidArgument(
+            "view", getattr(inner, "__qualname__", inner), f"a {type(view).__name__}, not a view", fix
+        )
     inner = list(_unwrap(view))[-1]
-    if isinstance(inner, FunctionType) and inner.__code__.co_varnames[:1] in (("self",), ("cls",)):
-        fix = "Write @method_decorator(idempotent), or idempotent(View.as_view()) for all methods"
+    if isinstance(inner, FunctionType) and _is_method(inner):
         raise InvalidArgument("view", inner.__qualname__, "a method of a class, not a view", fix)
+
+
+def _is_method(func: FunctionType) -> bool:
+    """Return whether a function takes an object before the request, by its first parameter and where it was defined.
+
+    A function in the body of a class whose first parameter is a request will be a staticmethod.
+    """
+    first = func.__code__.co_varnames[: func.__code__.co_argcount][:1]
+    in_class = func.__qualname__.rpartition(".")[0].rpartition(".")[2] not in ("", "<locals>")
+    return first in (("self",), ("cls",)) or (in_class and (not first or "req" not in first[0].lower()))
 
 
 def _unwrap(view: Any) -> Iterator[Any]:

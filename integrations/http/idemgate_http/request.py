@@ -11,6 +11,8 @@ __all__ = ["Headers", "Request"]
 
 _PARAMETER = re.compile(r';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"?|[^;]*)')
 _ESCAPE = re.compile(r"\\(.)")
+_TOKEN = re.compile(r"[^\s\";\\]+")
+_QUOTED = re.compile(r'["\\]')
 _UTF_8 = ("utf-8", "utf8")
 
 
@@ -88,8 +90,13 @@ def _spell_media_type(content_type: str) -> str:
     parameters: dict[str, str] = {}
     for name, value in _PARAMETER.findall(semicolon + rest):
         text = _ESCAPE.sub(r"\1", value[1:].removesuffix('"')) if value.startswith('"') else value.strip()
-        parameters[name.lower()] = text.lower() if name.lower() == "charset" else text
+        parameters[name.lower()] = text.lower().strip("'") if name.lower() == "charset" else text
     parameters.pop("boundary", None)
     if parameters.get("charset") in _UTF_8:
         del parameters["charset"]
-    return ";".join([kind, *(f"{name}={parameters[name]}" for name in sorted(parameters))])
+    return ";".join([kind, *(f"{name}={_quote(parameters[name])}" for name in sorted(parameters))])
+
+
+def _quote(value: str) -> str:
+    """Return a value in quotes, if it could be taken for several parameters without them."""
+    return value if _TOKEN.fullmatch(value) else '"' + _QUOTED.sub(r"\\\g<0>", value) + '"'

@@ -11,8 +11,8 @@ __all__ = ["HEADER_BYTES", "NEVER_KEPT", "REPLAYABLE", "Response", "Stored", "ha
 
 REPLAYABLE = frozenset({
     "content-type", "content-language", "content-encoding", "content-disposition", "content-location", "location",
-    "link", "etag", "last-modified", "cache-control", "pragma", "expires", "vary", "content-security-policy",
-    "x-content-type-options",
+    "link", "etag", "last-modified", "cache-control", "cdn-cache-control", "surrogate-control", "pragma", "expires",
+    "vary", "content-security-policy", "x-content-type-options",
 })  # fmt: skip
 """The headers that a replay has: what describes the body, and who may store it or how a browser may show it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
 import time
@@ -411,6 +412,28 @@ def test_a_method_is_refused_at_its_decoration(shop: Shop) -> None:
 
     with pytest.raises(InvalidArgument, match="as_view"):
         idempotent(View)
+
+
+@pytest.mark.parametrize("kind", [classmethod, staticmethod, functools.partialmethod])
+def test_what_becomes_a_method_is_refused_at_its_decoration(shop: Shop, kind: Any) -> None:
+    def post(request: Any) -> Any: ...
+
+    with pytest.raises(InvalidArgument, match=rf"post.*a {kind.__name__}, not a view.*Write @"):
+        idempotent(kind(post))
+
+
+def test_a_method_whose_first_parameter_has_another_name_is_refused(shop: Shop) -> None:
+    class Pay:
+        def this(this: Any, request: Any) -> Any: ...  # noqa: N805
+        def all(*args: Any) -> Any: ...
+        async def awaited(_: Any, request: Any) -> Any: ...  # noqa: N805
+        def static(request: Any) -> Any: ...  # noqa: N805
+
+    for method in (Pay.this, Pay.all, Pay.awaited):
+        with pytest.raises(InvalidArgument, match=r"a method of a class.*method_decorator"):
+            idempotent(method)
+    idempotent(Pay.static)
+    idempotent(Pay().this)
 
 
 def test_a_method_has_one_guard(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,25 @@ def test_any_content_type_is_read(kind: str, parameters: str) -> None:
     assert found[0].startswith(kind.strip().lower())
 
 
+def media_type(field: str) -> str:
+    return Request("POST", "/", b"", Headers([("content-type", field)]), None).media_type
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ('text/x;a="1;b=2"', "text/x;a=1;b=2", False),
+        ('text/x;a="1"', "text/x;a=1", True),
+        (r'text/x;a="1\";b=\"2"', r'text/x;a="1";b="2"', False),
+        (r'text/x;a="\\"', 'text/x;a=""', False),
+        ("text/x;charset='utf-8'", "text/x", True),
+        ("text/x;charset='latin-1'", "text/x", False),
+    ],
+)
+def test_two_spellings_are_one_media_type_only_with_the_same_parameters(one: str, other: str, same: bool) -> None:
+    assert (media_type(one) == media_type(other)) == same
+
+
 @given(st.lists(st.tuples(NAMES, VALUES), max_size=20), st.sets(st.sampled_from([*sorted(NEVER_KEPT), "x-cost"])))
 def test_no_credential_and_nothing_unlisted_is_stored(headers: Any, extra: set[str]) -> None:
     allowed = REPLAYABLE | extra  # the options refuse such names; the filter does not rely on that

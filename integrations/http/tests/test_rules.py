@@ -321,7 +321,8 @@ def test_only_listed_headers_are_replayed(serve: Serve) -> None:
         ("Content-Type", "text/plain"), ("Content-Language", "de"), ("Content-Disposition", "inline"), ("ETag", '"e"'),
         ("Link", '</a>; rel="next"'), ("Location", "/l"), ("X-Cost", "3"), ("X-Request-Id", "r1"),
         ("Set-Cookie", "session=secret"), ("WWW-Authenticate", "Basic"), ("Authorization", "secret"),
-        ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"), ("Vary", "Accept"),
+        ("Cache-Control", "no-store"), ("CDN-Cache-Control", "no-store"), ("Surrogate-Control", "no-store"),
+        ("X-Content-Type-Options", "nosniff"), ("Vary", "Accept"),
         ("Content-Security-Policy", "default-src 'none'"), ("Expires", "0"), ("Pragma", "no-cache"),
     ]  # fmt: skip
     effects = Effects(lambda call, number: Answer(b"x", 200, headers))

@@ -162,11 +162,14 @@ def test_nobody_signs_by_chance(text: str) -> None:
             provider.verify(provider.secret, headers)
 
 
-@pytest.mark.parametrize("secret", ["", [], [""], [b"x"], ["ok", ""], None, b"x"])
+@pytest.mark.parametrize(
+    "secret", ["", [], [""], [b"x"], ["ok", ""], None, b"x", {"ok": 1}, "ok\ud800", ["ok\ud800"], 7]
+)
 def test_no_secret_is_refused_and_none_is_shown(provider: Provider, secret: Any) -> None:
     with pytest.raises(InvalidArgument) as refused:
         provider.make(secret)
     assert "ok" not in str(refused.value).split("Pass")[0]
+    assert "ok" not in repr(refused.value.__context__)
 
 
 def test_secrets_are_not_shown(provider: Provider) -> None:

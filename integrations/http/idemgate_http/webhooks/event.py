@@ -104,11 +104,17 @@ def check_secrets(
     given: Secrets, fix: str = "Pass the secret of the endpoint, or several during a rotation"
 ) -> list[str]:
     """Return the secrets. Raise InvalidArgument, which shows none of them."""
-    if not isinstance(given, Iterable) or not given:
+    if given is None or given == "":
         raise InvalidArgument("secret", given, "no secret", fix)
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):  # the keys of a dict are no secrets
+        raise InvalidArgument("secret", HIDDEN, "neither text nor a list of text", fix)
     found = [given] if isinstance(given, str) else list(given)
+    if not found:
+        raise InvalidArgument("secret", found, "no secret", fix)
     if not all(isinstance(one, str) and one for one in found):
         raise InvalidArgument("secret", HIDDEN, "empty, or no text", fix)
+    if any("\ud800" <= character <= "\udfff" for one in found for character in one):
+        raise InvalidArgument("secret", HIDDEN, "holds half a surrogate pair", fix)
     return found
 
 
