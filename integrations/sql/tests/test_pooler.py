@@ -13,14 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from uuid import uuid4
 
 import psycopg as driver
 import pytest
-from idemgate_sql import psycopg
+from idemgate_sql import psycopg, sqlalchemy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from idemgate import Gate
-from integrations.sql.tests.flavours import AsyncPsycopg, Flavour, Handle, Psycopg
+from integrations.sql.tests.flavours import AsyncPsycopg, AsyncSQLAlchemy, Flavour, Handle, Psycopg
 from integrations.sql.tests.test_inbox import forget
 from integrations.sql.tests.test_outbox import _await, eventually, running, send
 from tests.needs import report_missing
@@ -105,6 +107,46 @@ async def test_key_result_and_effect_commit_together_behind_a_pooler(
         assert gate.counters["once.sink_replayed"] == len(keys) - len(failed)
     finally:
         await _await(pool.close())
+
+
+UNNAMED: dict[str, Any] = {
+    "statement_cache_size": 0,
+    "prepared_statement_cache_size": 0,
+    "prepared_statement_name_func": lambda: f"__{uuid4()}__",
+}
+"""The same for asyncpg below SQLAlchemy. Each statement has a name that no connection of the server knows."""
+
+
+async def test_asyncpg_behind_a_pooler(gate: Gate, postgres_url: str, pooled_url: str) -> None:
+    # Given more connections of clients than of the server
+    flavour, failures = AsyncSQLAlchemy(postgres_url), {"p03", "p11"}
+    engine = create_async_engine(
+        pooled_url.replace("postgresql://", "postgresql+asyncpg://"), pool_size=4, connect_args=UNNAMED
+    )
+    try:
+        inbox = sqlalchemy.AsyncInbox(engine)
+        await inbox.create_tables()
+
+        async def body(db: Handle, key: str) -> str:
+            await db.credit(key)
+            if key in failures:
+                failures.remove(key)
+                raise ZeroDivisionError
+            return key
+
+        pay = flavour.decorate(gate, inbox, body)
+        keys = [f"p{number:02}" for number in range(40)]
+        # When they run at once, and again when Redis has lost the keys
+        first = await asyncio.gather(*map(pay, keys), return_exceptions=True)
+        assert [repr(value) for value in first if isinstance(value, BaseException)] == ["ZeroDivisionError()"] * 2
+        for key in keys:
+            forget(gate, key)
+        assert await asyncio.gather(*map(pay, keys)) == keys
+        # Then each has had its effect once
+        assert flavour.credits() == keys
+        assert gate.counters["once.sink_replayed"] == len(keys) - 2
+    finally:
+        await engine.dispose()
 
 
 async def test_a_trigger_behind_a_pooler_wakes_a_relay_that_is_connected_to_the_server(
