@@ -25,7 +25,7 @@ Dumps = Callable[[], dict[bytes, bytes]]
 @pytest.fixture
 async def other(gate: Gate, url: str, clock: Clock) -> AsyncIterator[Gate]:
     """Another program on the same store."""
-    made = Gate(url, namespace=gate.namespace, clock=clock, timeout="30s")
+    made = Gate(url, namespace=gate.namespace, clock=clock, timeout="120s")
     yield made
     await made.aio.close()
     made.close()
