@@ -221,7 +221,9 @@ def test_a_signal_stops_the_loops_and_they_finish(gate: Gate) -> None:
     assert seen == ["finishing starts", "loop starts", "loop ends", "finishing ends"]
 
 
-def test_a_second_signal_ends_the_grace_of_the_loops(gate: Gate) -> None:
+def test_a_second_signal_ends_the_grace_of_the_loops(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given that the second signal counts, although it comes at once
+    monkeypatch.setattr("idemgate.worker.run.SAME_REQUEST", 0)
     seen: list[str] = []
     gate.add_subscriber(Endless(seen, "endless"))
     gate.add_subscriber(SignallingTwice(seen))
