@@ -16,8 +16,8 @@ from idemgate.core.backoff import to_async
 from idemgate.core.calls import Call
 from idemgate.core.clock import monotonic
 from idemgate.core.codec import Codec
-from idemgate.core.codec.restoring import restore
-from idemgate.core.codec.state import holds_fields
+from idemgate.core.codec.packing import may_hold_model
+from idemgate.core.codec.restoring import holds_stored, restore
 from idemgate.core.codec.storable import describe_unstored
 from idemgate.core.keys import Key, text_of
 from idemgate.core.text import event_log, message_of, one_line
@@ -589,18 +589,33 @@ def encode_result(options: OnceOptions, result: object, failure: Exception | Non
     `failure` is what a first try raised. If the second succeeds, a signal handler had raised it: keep the error.
     """
     try:
-        data, kind = options.codec.encode(result, "result"), type(result)
-        loses_model = (
-            kind not in _PLAIN_TYPES
-            and kind.__module__ != "builtins"
-            and holds_fields(kind)
-            and options.returns is None
-        )
+        data = options.codec.encode(result, "result")
+        loses_model = type(result) not in _IMMUTABLE_TYPES and _check_restorable(options, result, data)
     except Exception as error:  # noqa: BLE001 - the effect has happened, so the key must become done
         if failure is None:
             return encode_result(options, result, error)
         return build_ending(NOT_STORED, describe_unstored(error)[:500].encode(errors="replace"))
     return VALUE, data, loses_model, None if failure is None else failure.__cause__ or failure
+
+
+def _check_restorable(options: OnceOptions, result: object, data: bytes) -> bool:
+    """Return True if duplicates get a model in an encoded result as a dict, because no annotation leads to a model.
+
+    Raises:
+        InvalidArgument: no duplicate could get the result.
+    """
+    if options.returns is None:
+        return may_hold_model(data) and holds_stored(options.codec.decode_stored(data))
+    if options.on_done == "skip":
+        return False
+    fix = "Annotate what holds it with its class, or return plain data"
+    try:
+        restored = restore(options.codec.decode_stored(data), options.returns)
+    except DecodeError as error:
+        raise InvalidArgument("result", type(result), f"cannot be restored: {error.why}", fix) from error
+    if type(restored) is not type(result):  # another class has the same name
+        raise InvalidArgument("result", type(result), "would come back as another class", fix)
+    return False
 
 
 def ending_of_failure(
@@ -852,8 +867,6 @@ COUNTER_NAMES = {state: f"once.{state}" for state in get_args(ReplyState)}
 """The counter of each reply to a claim."""
 _IMMUTABLE_TYPES = frozenset({str, int, float, bool, bytes, type(None)})
 """Types of results that all duplicates can share, because no caller can change them."""
-_PLAIN_TYPES = _IMMUTABLE_TYPES | {dict, list, tuple}
-"""Types of most results, none of which is a model."""
 _FAILURES = Codec()
 """A codec with the default limit. `max_result_bytes` is meant for results and does not apply to failures."""
 _ON_ERROR = f"Use one of {', '.join(map(repr, get_args(OnError)))}"

@@ -6,15 +6,21 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast
+from types import GenericAlias
+from typing import Any, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast, get_args, get_origin
 
+from idemgate.core.codec import Codec
+from idemgate.core.codec.annotations import has_model
+from idemgate.core.codec.decoding import unpack
 from idemgate.core.codec.models import rebuild
+from idemgate.core.codec.restoring import holds_stored
+from idemgate.core.codec.state import StoredModel
 from idemgate.core.durations import Duration
 from idemgate.core.key_template import KeySpec, compile_key
 from idemgate.core.keys import Key
 from idemgate.core.scopes import scope_of
 from idemgate.core.validation import check_function, is_async, type_hints
-from idemgate.errors import InvalidArgument, PartialFailure
+from idemgate.errors import DecodeError, InvalidArgument, PartialFailure
 from idemgate.topics.merge import Merge, merge_of
 from idemgate.topics.messages import Delivery, Receipt
 from idemgate.topics.partial import to_list
@@ -179,7 +185,10 @@ def decorate_merge(
     _check_function(func, signature, merge)
     compiled = compile_key(key, func)
     topic = make_topic(_topic_name(func) if name is None else name, **options)
-    topic.handler(_build_handler(func, signature, merge))
+    arguments = _Arguments(func, signature, merge)
+    topic.handler(_build_handler(func, arguments, merge))
+    if arguments.has_models:
+        topic.definition.set_check(arguments.build_check(topic.definition.context.codec))
     return MergedFunction(func, topic, compiled, signature)
 
 
@@ -217,16 +226,72 @@ def _topic_name(func: Callable[..., Any]) -> str:
     return name
 
 
-def _build_handler(
-    func: Callable[..., Any], signature: inspect.Signature, merge: Merge
-) -> Callable[[Delivery[Any]], Any]:
-    hints = type_hints(func)
-    # An argument without an item to retry is passed as an empty list.
-    empty: dict[str, Any] = {name: [] for name in signature.parameters if merge.fields and merge.of(name).has_items}
+class _Arguments:
+    """The arguments of a merged function, from the payload of a delivery.
 
-    def bind(delivery: Delivery[Any]) -> inspect.BoundArguments:
-        arguments = {name: rebuild(value, hints.get(name)) for name, value in (empty | delivery.stored_payload).items()}
-        return inspect.BoundArguments(signature, arguments)
+    Attributes:
+        has_models: whether an annotation may lead to a model.
+    """
+
+    def __init__(self, func: Callable[..., Any], signature: inspect.Signature, merge: Merge) -> None:
+        self._name = func.__qualname__ if hasattr(func, "__qualname__") else repr(func)
+        self._signature = signature
+        self._hints = _parameter_hints(func, signature)
+        parameters = signature.parameters.items()
+        self._unknown = {name for name, each in parameters if each.annotation is not each.empty} - self._hints.keys()
+        # An argument without an item to retry is passed as an empty list.
+        self._empty: dict[str, Any] = {name: [] for name, _ in parameters if merge.fields and merge.of(name).has_items}
+        self.has_models = bool(self._unknown) or any(map(has_model, self._hints.values()))
+
+    def bind(self, delivery: Delivery[Any]) -> inspect.BoundArguments:
+        """Return the arguments. Raises DecodeError."""
+        if not self.has_models:
+            return inspect.BoundArguments(self._signature, self._empty | delivery.payload)
+        found = {name: self._restore(name, value) for name, value in (self._empty | delivery.stored_payload).items()}
+        return inspect.BoundArguments(self._signature, cast(Any, found))
+
+    def build_check(self, codec: Codec) -> Callable[[Merge, bytes], None]:
+        """Return a check that raises InvalidArgument for a trigger whose arguments cannot be restored."""
+
+        def check(merge: Merge, acc: bytes) -> None:
+            payload = merge.lower(acc if merge.raw else unpack(acc, "a payload"), codec.decode_stored)
+            if not isinstance(payload, dict):
+                fix = "Pass a dict of its arguments, or call its trigger()"
+                raise InvalidArgument("payload", payload, f"{self._name} needs its arguments by name", fix)
+            for name, value in cast("dict[str, Any]", payload).items():
+                try:
+                    self._restore(name, value)
+                except DecodeError as error:
+                    problem = f"{self._name} could not be called with it: {error.why}"
+                    fix = "Annotate the parameter, or the field that holds it, with its class, or pass plain data"
+                    shown = value.name if isinstance(value, StoredModel) else cast(Any, type(value))
+                    raise InvalidArgument(f"payload[{name!r}]", shown, problem, fix) from error
+
+        return check
+
+    def _restore(self, name: str, value: Any) -> Any:
+        if name in self._unknown and holds_stored(value):
+            raise DecodeError(f"the annotation of {name!r} cannot be evaluated; import its names outside TYPE_CHECKING")
+        return rebuild(value, self._hints.get(name))
+
+
+def _parameter_hints(func: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
+    """Return the annotations of the parameters. Those of `*args` and `**kwargs` are the tuple and the dict."""
+    hints, found = type_hints(func), dict[str, Any]()
+    for name, parameter in signature.parameters.items():
+        if name not in hints:
+            continue
+        hint: Any = hints[name]
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            hint = GenericAlias(tuple, (hint, ...))
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            hint = get_args(hint)[0] if get_origin(hint) is Unpack else GenericAlias(dict, (str, hint))
+        found[name] = hint
+    return found
+
+
+def _build_handler(func: Callable[..., Any], arguments_of: _Arguments, merge: Merge) -> Callable[[Delivery[Any]], Any]:
+    bind = arguments_of.bind
 
     def call(delivery: Delivery[Any]) -> Any:
         arguments = bind(delivery)

@@ -22,7 +22,7 @@ from idemgate.topics.merge import Merge
 from idemgate.topics.messages import Delivery, Forward, SettleOutcome, Trigger, decode_trigger, encode_trigger
 from idemgate.topics.policy import Policy, diff_policies, find_newer, from_stored, merge_declarations, slots_of
 from idemgate.topics.recurring import Misfire, RecurringTrigger, build_recurring
-from idemgate.topics.slots import OpenReply, open_topic, stored_policy
+from idemgate.topics.slots import CheckPayload, OpenReply, open_topic, stored_policy
 from idemgate.topics.topic_calls import TopicCalls
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class TopicDefinition:
         self.forward: Forward | None = None
         self.recurring: dict[str, RecurringTrigger] = {}
         self.calls: TopicCalls | None = None
+        self.check: CheckPayload | None = None
         self.unregister: Callable[[], object] = lambda: None  # removes it from its gate
         self._said: Policy = declared  # as the program declared it; `declared` may be an adopted one
         self._refused = False
@@ -152,6 +153,12 @@ class TopicDefinition:
             self.context.runners.warn_if_late("handler", self.name, self.name)
         self.handler = handler
 
+    def set_check(self, check: CheckPayload) -> None:
+        """Check the payload of each trigger of this process."""
+        self.check = check
+        if self.calls is not None:
+            self.calls = self.build_calls()
+
     def set_forward(self, to: Forward) -> None:
         """Set the forward target. Raises InvalidArgument if the topic has a handler."""
         if self.handler is not None:
@@ -203,7 +210,9 @@ class TopicDefinition:
     def build_calls(self) -> TopicCalls:
         """Return calls for the declared policy. They check a trigger before the topic itself is written."""
         context = self.context
-        return TopicCalls(context.namespace, self.name, self.declared, context.codec, context.clock, self.set_slots)
+        return TopicCalls(
+            context.namespace, self.name, self.declared, context.codec, context.clock, self.set_slots, self.check
+        )
 
     def set_slots(self, slots: int) -> None:
         """Adopt the stored number of slots."""
@@ -314,7 +323,10 @@ class BaseTopic(Generic[Sent, Delivered]):
         return encode_trigger(trigger, definition.context.codec, now)
 
     def unpack_trigger(self, packed: bytes) -> Trigger:
-        """Return a trigger that `pack_trigger` packed. Raises DecodeError."""
+        """Return a trigger that `pack_trigger` packed, to send it: its models are in their stored form.
+
+        Raises DecodeError.
+        """
         return decode_trigger(packed, self.definition.context.codec)
 
     def forward(

@@ -15,6 +15,7 @@ from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
 from idemgate.core.keys import Key
 from idemgate.errors import DecodeError
+from idemgate.topics.merge import Merge
 from idemgate.topics.messages import Delivery
 from idemgate.topics.policy import Policy, slots_of
 
@@ -29,6 +30,8 @@ __all__ = [
     "stored_policy",
 ]
 
+CheckPayload = Callable[[Merge, bytes], None]
+"""A check of a lifted payload. It raises InvalidArgument if the handler could not take it."""
 A = TypeVar("A")
 E = TypeVar("E")
 T = TypeVar("T")
@@ -109,7 +112,7 @@ class SlotsChanged(NamedTuple):
 class BaseCalls:
     """The part of `TopicCalls` that every kind of call uses."""
 
-    __slots__ = ("_policy", "_rules", "_serials", "adopt", "clock", "codec", "name", "namespace", "policy")
+    __slots__ = ("_policy", "_rules", "_serials", "adopt", "check", "clock", "codec", "name", "namespace", "policy")
 
     def __init__(
         self,
@@ -119,10 +122,12 @@ class BaseCalls:
         codec: Codec,
         clock: Clock | None,
         adopt: Callable[[int], None] = lambda _slots: None,
+        check: CheckPayload | None = None,
     ) -> None:
         """Create the calls of one topic.
 
-        `adopt` receives the number of slots after each registry lookup, unless a reshard is running.
+        `adopt` receives the number of slots after each registry lookup, unless a reshard is running. `check` sees
+        the payload of each trigger.
         """
         self.namespace = namespace
         self.name = name
@@ -130,6 +135,7 @@ class BaseCalls:
         self.codec = codec
         self.clock = clock
         self.adopt = adopt
+        self.check = check
         self._policy = policy.for_scripts()
         self._rules = policy.for_triggers()
         self._serials = policy.result_retention is not None  # replies name the last serial before them: see `Ticket`
@@ -163,12 +169,12 @@ class BaseCalls:
 
     def with_adopt(self, adopt: Callable[[int], None]) -> Self:
         """Return the same calls, which report the stored number of slots to `adopt`."""
-        return type(self)(self.namespace, self.name, self.policy, self.codec, self.clock, adopt)
+        return type(self)(self.namespace, self.name, self.policy, self.codec, self.clock, adopt, self.check)
 
     def for_policy(self, policy: Policy, slots: int) -> Self:
         """Return the calls of the same topic with another policy and number of slots."""
         policy = replace(policy, slots=slots)
-        return type(self)(self.namespace, self.name, policy, self.codec, self.clock, self.adopt)
+        return type(self)(self.namespace, self.name, policy, self.codec, self.clock, self.adopt, self.check)
 
     def lookup(self) -> Call[OpenReply]:
         """Build the call that reads the layout from the registry. It creates a topic that was deleted."""

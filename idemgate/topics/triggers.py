@@ -135,6 +135,8 @@ class TriggerCalls(BaseCalls):
         if not (trigger.priority is group is trigger.version is trigger.event_id is None):
             options = self._pack_options(trigger, options)
         acc = self.policy.merge.lift(trigger.payload, self.codec)
+        if self.check is not None:
+            self.check(self.policy.merge, acc)
         return key, options, acc, key if group is None else keys.raw(group)
 
     def _pack_options(self, trigger: Trigger, time: bytes) -> bytes:

@@ -154,6 +154,42 @@ async def test_a_duplicate_gets_what_the_first_call_got(face: Any, result: Any, 
     assert dict(face.gate.counters)["once.started"] == 1
 
 
+@dataclass
+class Held:
+    by: Any
+
+
+@pytest.mark.parametrize(
+    ("result", "returns"),
+    [
+        (Held(Order("1")), Held), ([Held(Order("1"))], list[Held]), (Receipt.model_construct(), Receipt),
+        (Order("1"), Named), ({"id": "1"}, Order), (Held(Color.RED), Held),
+    ],
+)  # fmt: skip
+async def test_a_result_that_no_duplicate_could_get_is_counted_at_the_first_run(
+    face: Any, caplog: pytest.LogCaptureFixture, result: Any, returns: Any
+) -> None:
+    def handle(k: str) -> Any:
+        return result
+
+    handle.__annotations__["return"] = returns
+    assert await face.once(key="{k}", scope="s")(handle)("x") is result
+    assert face.gate.counters["once.result_not_stored"] == 1
+    assert any("once.result_not_stored scope='s' key='x'" in record.message for record in caplog.records)
+    with pytest.raises(ResultUnavailable, match=r"cannot be restored.*Annotate what holds it"):
+        await face.once(key="{k}", scope="s")(handle)("x")
+    # Where no duplicate gets a result, it is stored for `inspect` all the same
+    assert await face.once(key="{k}", scope="skip", on_done="skip")(handle)("x") is result
+    assert face.gate.counters["once.result_not_stored"] == 1
+
+
+async def test_a_model_in_a_list_without_an_annotation_is_logged(face: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for scope, result in (("l", [Order("1")]), ("plain", [[0] * 10, {0: "a"}])):
+        await face.once(key="{k}", scope=scope)(lambda k, result=result: result)("x")
+    (found,) = (record.message for record in caplog.records if "model_not_annotated" in record.message)
+    assert "scope='l'" in found
+
+
 async def test_a_duplicate_of_a_model_that_the_annotation_does_not_lead_to_has_no_result(face: Any) -> None:
     def handle(k: str) -> Any:
         return Paid(k)

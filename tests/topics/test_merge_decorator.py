@@ -336,3 +336,54 @@ async def test_models_reach_the_function_as_they_were_triggered(face: Any, gate:
     packed = charge.topic.pack_trigger(Trigger(2, {"n": 2, "card": gold, "cards": card}))
     await face.topic("cards").trigger_many([charge.topic.unpack_trigger(packed)])
     assert await _deliver(charge, face) == (gold, [card])
+
+
+@dataclass
+class Held:
+    by: Any
+
+
+async def test_a_function_never_gets_the_stored_form_of_a_model(face: Any, gate: Gate) -> None:
+    def handle(n, item, any_one: Any, some: list, line: Line, *rest: Line, **more: Line) -> Any:  # type: ignore[no-untyped-def]
+        return item, any_one, some, line, rest, more
+
+    def plainly(n, item) -> Any:  # type: ignore[no-untyped-def]
+        return item
+
+    gold = Gold(number="1", token="t", limit=3)
+    fields = {"number": "10", "token": "t", "limit": 3}
+    mixed, bare = gate.merge(key="{n}", name="mixed")(handle), gate.merge(key="{n}", name="bare")(plainly)
+    line = Line("a", 1)
+    await _trigger(mixed, face, 1, gold, gold, [gold], line, line, last=line)
+    await _trigger(bare, face, 1, {"a": [gold]})
+    assert await _deliver(mixed, face) == (fields, fields, [fields], line, (line,), {"last": line})
+    assert await _deliver(bare, face) == {"a": [fields]}
+
+
+async def test_a_trigger_that_could_not_be_restored_is_refused(face: Any, gate: Gate, everything: Any) -> None:
+    @gate.merge(key="{n}", merge={"items": append()}, name="held")
+    def handle(n: int, held: Held | None = None, items: list[Held] | None = None, line: Line | None = None) -> None: ...
+
+    def vague(n: int, held: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    unknown = gate.merge(key="{n}", name="vague")(vague)
+    held = Held(Line("a", 1))
+    before = everything()
+    for named, says in (
+        ({"held": held}, r"payload\['held'\].*Line, and the annotation leads to Any. Annotate the parameter"),
+        ({"items": held}, r"payload\['items'\].*Line, and the annotation leads to Any"),
+        ({"line": {"sku": "a"}}, r"payload\['line'\].*pieces"),
+    ):
+        with pytest.raises(InvalidArgument, match=says):
+            await _trigger(handle, face, 1, **named)
+        with pytest.raises(InvalidArgument, match=says):
+            await face.topic("held").trigger_many([(1, {"n": 1, **named})])
+        with pytest.raises(InvalidArgument, match=says):
+            handle.topic.pack_trigger(Trigger(1, {"n": 1, **named}))
+    with pytest.raises(InvalidArgument, match="needs its arguments by name"):
+        await face.topic("vague").trigger(1, 5)
+    with pytest.raises(InvalidArgument, match="annotation of 'held' cannot be evaluated"):
+        await _trigger(unknown, face, 1, held)
+    assert everything() == before
+    await _trigger(unknown, face, 1, "plain")
+    assert await _trigger(handle, face, 1, Held(1), Held(2))

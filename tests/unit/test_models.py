@@ -10,11 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
-from enum import Enum
-from typing import Annotated, Any, Generic, NewType, Optional, TypeVar, Union
+from enum import Enum, IntEnum, StrEnum
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NewType,
+    NotRequired,
+    Optional,
+    Self,
+    TypeVar,
+    Union,
+)
 
 import pydantic
 import pytest
+import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -326,10 +339,11 @@ class Wrapped(pydantic.BaseModel, Generic[T]):
 @dataclass
 class Amount:
     cents: int
+    more: InitVar[Any] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, more: object) -> None:
         self.cents *= 100
-        self.shown = f"{self.cents} ct"
+        self.shown = more or f"{self.cents} ct"
 
 
 @dataclass(slots=True)
@@ -348,6 +362,90 @@ class Mixed:
     flags: set[Colour]
 
 
+class Cash(pydantic.BaseModel):
+    kind: Literal[Colour.RED] = Colour.RED
+
+
+@dataclass
+class Page(Generic[T]):
+    items: list[T]
+    best: Optional[T] = None  # noqa: UP045 - people write both
+    by_name: dict[str, Annotated[T, "doc"]] = field(default_factory=dict)
+
+
+@dataclass
+class LinePage(Page[Line]):
+    page: Final[Optional[Page[Line]]] = None  # noqa: UP045
+
+
+@dataclass
+class Sorted(Page[T]):
+    of: tuple[T, ...] = ()
+
+
+@dataclass
+class Twice(Page[list[T]], Generic[T]):
+    one: T | None = None
+
+
+@dataclass
+class Node:
+    kids: list[Self]
+
+
+class Leaf(pydantic.BaseModel):
+    kid: Self | None = None
+
+
+class Row(typing_extensions.TypedDict):
+    line: Line
+    next: NotRequired[Row | None]
+
+
+class Rows(pydantic.BaseModel):
+    rows: list[Row]
+
+
+class Size(IntEnum):
+    SMALL = 1
+
+
+class Word(StrEnum):
+    HI = "hi"
+
+
+@dataclass
+class Plainly:
+    size: int
+    words: dict[str, int]
+    either: int | str | None = None
+
+
+class Private(pydantic.BaseModel):
+    _line: Line = pydantic.PrivateAttr(default_factory=lambda: Line("a", Decimal(1)))
+    _colour: Colour | None = None
+    _list: list[Line] = pydantic.PrivateAttr(default_factory=list)
+
+
+class Heir(Refund):
+    line: Line
+
+    def __init__(self) -> None:
+        super().__init__(1, "x")
+        self.line = Line("x", Decimal(7))
+
+
+class TypedExtra(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Line]
+
+
+def private() -> Private:
+    made = Private()
+    made._line, made._colour, made._list = Line("b", Decimal(2)), Colour.BLUE, [Line("c", Decimal(3))]
+    return made
+
+
 LINE = Line("a", Decimal(1))
 GOLD = Gold(number="4242", token="t", limit=1)
 EXACT: list[tuple[Any, Any]] = [
@@ -356,6 +454,13 @@ EXACT: list[tuple[Any, Any]] = [
     (Swapped(uid=1, id=2), Swapped), (Open(id=1, more="x"), Open), (Lines([LINE]), Lines),
     (Wrapped[Line](inside=LINE), Wrapped[Line]), (Box(LINE), Box[Line]), (Other(1, "x"), Refund | Other),
     (Refund(1, "x"), Refund | Other), (Mixed(Kind.ONE, {Colour.RED}), Mixed), (Mixed(1, set()), Mixed),
+    (Cash(), Cash), ([Cash()], list[Refund | Cash]), (Page([LINE], LINE, {"a": LINE}), Page[Line]),
+    (LinePage([LINE], page=Page([LINE])), LinePage), (LinePage([LINE]), Page[Line]),
+    (Sorted([LINE], of=(LINE,)), Sorted[Line]), (Sorted([LINE], of=(LINE,)), Page[Line]),
+    (Twice([[LINE]], one=LINE), Twice[Line]), (Page([Page([LINE])]), Page[Page[Line]]), (Node([Node([])]), Node),
+    (Leaf(kid=Leaf()), Leaf), ({"line": LINE, "next": {"line": LINE, "next": None}}, Row), ({"line": LINE}, Row | None),
+    (Rows.model_construct(rows=[{"line": LINE}]), Rows), (Plainly(Size.SMALL, {Word.HI: 1}, Word.HI), Plainly),
+    (Heir(), Heir), (Heir(), Refund), (TypedExtra(a=LINE), TypedExtra), (Wrapped(inside=LINE), Wrapped[Line]),
 ]  # fmt: skip
 
 
@@ -397,6 +502,9 @@ def test_what_is_no_field_does_not_tell_models_apart() -> None:
     [
         (Refund(1, "x"), Other, "holds a .*:Refund, and the annotation leads to Other"),
         (Box(Line("a", Decimal(1))), Box[Any], "holds a .*:Line"),
+        (Box(Line("a", Decimal(1))), Box, "holds a .*:Line, and the annotation leads to no class"),
+        (Box(Colour.RED), Box[str], "holds a .*:Colour, and the annotation leads to str"),
+        (Amount(1, Line("a", Decimal(1))), Amount, "holds a .*:Line, and the annotation leads to no class"),
         (asdict(Refund(1, "x")), Refund | None, "it is a dict, and the annotation names Refund"),
         ([{"number": "1"}], list[Card], "it is a dict"),
     ],
@@ -420,6 +528,37 @@ def test_a_stored_model_of_another_version_has_defaults_and_no_unknown_fields() 
         restore(StoredModel(name, {"sku": "a"}, {}, []), Line)
     card = restore(StoredModel(f"{__name__}:Card", {"number": "1", "token": "t"}, {}, []), Card)
     assert card == Card(number="1", token="t")
+
+
+def test_a_private_attribute_is_restored_by_its_annotation() -> None:
+    back = through(private(), Private)
+    assert (back._line, back._colour, back._list) == (Line("b", Decimal(2)), Colour.BLUE, [Line("c", Decimal(3))])
+    assert type(through(Plainly(Size.SMALL, {}), Plainly).size) is Size
+
+
+def test_a_plain_dict_is_converted_by_a_typed_dict() -> None:
+    plain_line = {"sku": "a", "price": Decimal(1)}
+    for annotation in (Row, Row | None, list[Row]):
+        row: Any = {"line": plain_line, "next": {"line": plain_line}}
+        made: Any = {"line": LINE, "next": {"line": LINE}}
+        wrap = annotation == list[Row]
+        assert rebuild([row] if wrap else row, annotation) == ([made] if wrap else made)
+    assert rebuild({"items": [plain_line]}, Page[Line]) == Page([LINE])
+
+
+def test_a_generic_model_that_this_process_has_not_made_is_restored_as_the_equal_one() -> None:
+    name = f"{__name__}:Wrapped[Nobody]"
+    back = restore(StoredModel(name, {"inside": 1}, {}, []), Wrapped)
+    assert type(back) is Wrapped
+    assert back == Wrapped[int](inside=1)
+    with pytest.raises(DecodeError, match=r"Wrapped\[Nobody\], and the annotation leads to Refund"):
+        restore(StoredModel(name, {"inside": 1}, {}, []), Refund)
+
+
+@pytest.mark.parametrize("annotation", [Any, dict, list, None, object, inspect.Parameter.empty, dict[str, Any]])
+def test_without_an_annotation_that_leads_to_a_model_it_is_the_dict_of_its_fields(annotation: Any) -> None:
+    for value in (GOLD, [GOLD, 1], {"a": (Mixed(Kind.ONE, {Colour.RED}),)}, private()):
+        assert rebuild(CODEC.decode_stored(CODEC.encode(value)), annotation) == CODEC.decode(CODEC.encode(value))
 
 
 def test_a_private_attribute_that_cannot_be_stored_is_refused() -> None:

@@ -11,8 +11,8 @@ from enum import Enum
 from inspect import signature
 from typing import Any, Union, cast, get_args, get_origin
 
-from idemgate.core.codec.annotations import dataclass_hints, has_model, unwrap
-from idemgate.core.codec.restoring import holds_stored, restore
+from idemgate.core.codec.annotations import class_hints, has_model, hints_of, is_typed_dict, unwrap
+from idemgate.core.codec.restoring import holds_stored, restore, to_plain
 from idemgate.core.codec.state import holds_fields
 from idemgate.core.text import message_of
 from idemgate.errors import DecodeError
@@ -25,9 +25,10 @@ _ROWS = frozenset({list, tuple, set, frozenset})
 def rebuild(value: Any, annotation: object) -> Any:
     """Return `value` with its models restored, and plain values converted to the models in `annotation`.
 
-    Without a model in the annotation, plain values are unchanged. Supports list, dict, tuple and their abstract bases,
-    Annotated, NewType and the fields of dataclasses. A plain value becomes the first member of a union that fits.
-    Missing fields get their defaults and unknown ones are ignored, so two versions of a model can share a topic.
+    Without a model in the annotation, plain values are unchanged, and a stored model becomes the dict of its fields.
+    Supports list, dict, tuple and their abstract bases, TypedDict, Annotated, NewType and the fields of dataclasses. A
+    plain value becomes the first member of a union that fits. Missing fields get their defaults and unknown ones are
+    ignored, so two versions of a model can share a topic.
 
     Args:
         value: a value of `Codec.decode_stored`.
@@ -37,7 +38,7 @@ def rebuild(value: Any, annotation: object) -> Any:
         DecodeError: the model rejects the value.
     """
     if not has_model(annotation):
-        return value
+        return to_plain(value) if holds_stored(value) else value
     return restore(value, annotation, _convert) if holds_stored(value) else _convert(value, annotation)
 
 
@@ -45,15 +46,24 @@ def _convert(value: Any, annotation: object) -> Any:
     if not has_model(annotation):
         return value
     annotation = unwrap(annotation)
-    if isinstance(annotation, type) and get_origin(annotation) is None:
-        return _rebuild_model(value, annotation)
     origin: Any = get_origin(annotation)
     members = get_args(annotation)
+    if is_typed_dict(origin or annotation):
+        return _rebuild_typed_dict(value, origin or annotation, annotation)
+    if isinstance(annotation, type) and origin is None:
+        return _rebuild_model(value, annotation)
     if origin in (Union, types.UnionType):
         return _rebuild_union(value, members)
     if is_dataclass(origin):
-        return _rebuild_model(value, origin)
+        return _rebuild_model(value, origin, annotation)
     return _rebuild_members(value, members)
+
+
+def _rebuild_typed_dict(value: Any, kind: Any, annotation: Any) -> Any:
+    hints = hints_of(kind, annotation)
+    if cast(Any, type(value)) is not dict:
+        return value
+    return {name: _convert(item, hints.get(name)) for name, item in value.items()}
 
 
 def _rebuild_members(value: Any, members: tuple[Any, ...]) -> Any:
@@ -85,6 +95,8 @@ def _fits(value: Any, member: Any) -> bool:
     kind: Any = get_origin(member) or member
     if kind is Any or not isinstance(kind, type):  # Any is a class
         return kind is Any
+    if is_typed_dict(kind):
+        return isinstance(value, dict) and cast("dict[str, object]", value).keys() <= class_hints(kind).keys()
     if is_dataclass(kind) and isinstance(value, dict):
         return cast(dict[object, object], value).keys() == {field.name for field in fields(kind)}
     if issubclass(kind, Enum):
@@ -93,7 +105,7 @@ def _fits(value: Any, member: Any) -> bool:
         return _is_valid(value, kind)
     try:
         return isinstance(value, kind)
-    except TypeError:  # a TypedDict or a protocol has no instance check
+    except TypeError:  # a protocol has no instance check
         return False
 
 
@@ -105,11 +117,11 @@ def _is_valid(value: Any, model: Any) -> bool:
     return True
 
 
-def _rebuild_model(value: Any, model: Any) -> Any:
+def _rebuild_model(value: Any, model: Any, annotation: Any = None) -> Any:
     if isinstance(value, model):
         return value
     try:
-        return _construct(value, model)
+        return _construct(value, model, annotation)
     except DecodeError:
         raise
     except Exception as error:
@@ -130,11 +142,11 @@ def _redact(error: Exception, model: Any) -> str | None:
     return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problems)
 
 
-def _construct(value: Any, model: Any) -> Any:
+def _construct(value: Any, model: Any, annotation: Any) -> Any:
     if issubclass(model, Enum):
         return model(value)
     if is_dataclass(model):
-        return _build_dataclass(cast(Any, value), model) if isinstance(value, dict) else value
+        return _build_dataclass(cast(Any, value), model, annotation) if isinstance(value, dict) else value
     return _validate(value, model)
 
 
@@ -145,13 +157,13 @@ def _validate(value: Any, model: Any) -> Any:
     return model.model_validate(value)
 
 
-def _build_dataclass(value: dict[str, Any], model: Any) -> Any:
+def _build_dataclass(value: dict[str, Any], model: Any, annotation: Any) -> Any:
     arguments: dict[str, Any] = {}
     late_fields: dict[str, Any] = {}
-    hints = dataclass_hints(model)
+    hints = hints_of(model, annotation)
     for field in fields(model):
         if field.name in value:
-            made = _convert(value[field.name], hints[field.name])
+            made = _convert(value[field.name], hints.get(field.name))
             (arguments if field.init else late_fields)[field.name] = made
     instance = model(**arguments)
     for name, item in late_fields.items():

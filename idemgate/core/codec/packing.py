@@ -31,6 +31,7 @@ __all__ = [
     "decimal_text",
     "from_ext",
     "looks_plain",
+    "may_hold_model",
     "measure",
     "nests_at_most",
     "pack",
@@ -399,6 +400,10 @@ _RUN = re.compile(  # plain values and small containers, up to a value with a le
 )
 
 
+_MODEL = re.compile(rb"(?s:\x0a(?:[\x81-\x8f]|\xde..|\xdf....)\x00)")
+"""The id of a model, a map, and its first key `_NAME`."""
+
+
 def looks_plain(body: bytes, max_depth: int) -> bool:
     """Return True if the body has no binary or ext value and nests at most `max_depth` levels.
 
@@ -414,6 +419,11 @@ def nests_at_most(body: bytes, max_depth: int) -> bool:
     False means that it might.
     """
     return len(body.translate(None, _SINGLE)) <= max_depth
+
+
+def may_hold_model(packed: bytes) -> bool:
+    """Return False if no model is in the packed bytes. True means that it is not certain."""
+    return b"\x0a" in packed and _MODEL.search(packed) is not None
 
 
 def _reads_plain(body: bytes) -> bool:

@@ -12,12 +12,12 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any, cast, get_args, get_origin
 
-from idemgate.core.codec.annotations import find_class, flatten, hints_of
+from idemgate.core.codec.annotations import find_class, flatten, hints_of, is_typed_dict
 from idemgate.core.codec.state import StoredEnum, StoredModel, holds_fields, is_entity, is_pydantic
 from idemgate.core.text import message_of
 from idemgate.errors import DecodeError
 
-__all__ = ["holds_stored", "restore"]
+__all__ = ["holds_stored", "restore", "to_plain"]
 
 Convert = Callable[[Any, Any], Any]
 _ROWS = frozenset({list, tuple, set, frozenset})
@@ -57,6 +57,20 @@ def holds_stored(value: Any) -> bool:
     return kind is StoredModel or kind is StoredEnum or (kind in _ROWS and any(map(holds_stored, value)))
 
 
+def to_plain(value: Any) -> Any:
+    """Return a value of `Codec.decode_stored` as `Codec.decode` gives it: a model is the dict of its fields."""
+    kind = cast(Any, type(value))
+    if kind in _SCALARS:
+        return value
+    if kind is StoredModel:
+        return {name: to_plain(item) for name, item in value.fields.items()}
+    if kind is StoredEnum:
+        return to_plain(value.value)
+    if kind is dict:
+        return {to_plain(key): to_plain(item) for key, item in value.items()}
+    return kind(map(to_plain, value)) if kind in _ROWS else value
+
+
 def _restore(value: Any, options: tuple[Any, ...], convert: Convert | None) -> Any:
     kind = cast(Any, type(value))
     if kind in _SCALARS:
@@ -64,7 +78,7 @@ def _restore(value: Any, options: tuple[Any, ...], convert: Convert | None) -> A
     if kind is StoredModel:
         return _build(value, *find_class(value.name, options), convert)
     if kind is StoredEnum:
-        return _build_enum(value, find_class(value.name, options)[0], options, convert)
+        return _build_enum(value, find_class(value.name, options, enum=True)[0], options, convert)
     if kind is dict:
         return _restore_dict(value, options, convert)
     if kind in _ROWS:
@@ -81,6 +95,10 @@ def _restore_dict(value: dict[Any, Any], options: tuple[Any, ...], convert: Conv
             raise DecodeError(f"it is a dict, and the annotation names {shown}")
         return convert(value, typing.Union[tuple(options)])  # noqa: UP007 - built at run time
     keys, items = (_of_pair(options, at) for at in (0, 1))
+    typed = [hints_of(kind, option) for option, kind in zip(options, named, strict=True) if is_typed_dict(kind)]
+    if typed:
+        of_key = {key: tuple(part for hints in typed if key in hints for part in flatten(hints[key])) for key in value}
+        return {key: _restore(item, items + of_key[key], convert) for key, item in value.items()}
     return {_restore(key, keys, convert): _restore(item, items, convert) for key, item in value.items()}
 
 
@@ -117,12 +135,18 @@ def _build_enum(stored: StoredEnum, cls: type, options: tuple[Any, ...], convert
 def _build(stored: StoredModel, cls: Any, annotation: Any, convert: Convert | None) -> Any:
     if not holds_fields(cls) or is_entity(cls):
         raise DecodeError(f"{stored.name} is no dataclass and no pydantic model")
-    hints = hints_of(cls, annotation) if any(type(item) not in _SCALARS for item in stored.fields.values()) else {}
-    given = {name: _restore(item, flatten(hints.get(name)), convert) for name, item in stored.fields.items()}
-    return _build_pydantic(stored, cls, given) if is_pydantic(cls) else _build_dataclass(stored, cls, given)
+    held = (*stored.fields.values(), *stored.hidden.values())
+    hints = hints_of(cls, annotation) if any(type(item) not in _SCALARS for item in held) else {}
+    options = {name: flatten(hint) for name, hint in hints.items()}
+    extra = _of_pair(options.get("__pydantic_extra__", ()), 1)
+    given = {name: _restore(item, options.get(name, extra), convert) for name, item in stored.fields.items()}
+    hidden = {name: _restore(item, options.get(name, ()), None) for name, item in stored.hidden.items()}
+    if is_pydantic(cls):
+        return _build_pydantic(cls, given, hidden, stored.unset)
+    return _build_dataclass(cls, given, hidden)
 
 
-def _build_dataclass(stored: StoredModel, cls: Any, given: dict[str, Any]) -> Any:
+def _build_dataclass(cls: Any, given: dict[str, Any], hidden: dict[str, Any]) -> Any:
     made = object.__new__(cls)
     for field in fields(cls):
         if field.name in given:
@@ -134,23 +158,23 @@ def _build_dataclass(stored: StoredModel, cls: Any, given: dict[str, Any]) -> An
         else:
             raise _missing(cls, field.name)
         object.__setattr__(made, field.name, value)  # also works for a frozen dataclass
-    for name, value in stored.hidden.items():
-        object.__setattr__(made, name, _restore(value, (), None))
+    for name, value in hidden.items():
+        object.__setattr__(made, name, value)
     return made
 
 
-def _build_pydantic(stored: StoredModel, cls: Any, given: dict[str, Any]) -> Any:
+def _build_pydantic(cls: Any, given: dict[str, Any], hidden: dict[str, Any], unset: list[str]) -> Any:
     made = object.__new__(cls)
     attributes = {name: given[name] if name in given else _default(cls, name, field, given)
                   for name, field in cls.model_fields.items()}  # fmt: skip
     extra = {name: item for name, item in given.items() if name not in attributes}
-    known, hidden = cls.__private_attributes__, {n: _restore(item, (), None) for n, item in stored.hidden.items()}
+    known = cls.__private_attributes__
     private = {name: item.get_default() for name, item in known.items() if name not in hidden}
     private = {name: item for name, item in private.items() if type(item).__name__ != "PydanticUndefinedType"}
     private |= {name: item for name, item in hidden.items() if name in known}
     state = {
         "__dict__": attributes | {name: item for name, item in hidden.items() if name not in known},
-        "__pydantic_fields_set__": given.keys() - set(stored.unset),
+        "__pydantic_fields_set__": given.keys() - set(unset),
         "__pydantic_extra__": extra if cls.model_config.get("extra") == "allow" else None,
         "__pydantic_private__": private if known else None,
     }

@@ -9,7 +9,7 @@ from collections import abc
 from types import NoneType
 from typing import Any, Union, cast, get_args, get_origin
 
-from idemgate.core.codec.annotations import BUILT_IN, unwrap
+from idemgate.core.codec.annotations import BUILT_IN, is_typed_dict, unwrap
 from idemgate.core.codec.state import holds_fields, is_entity
 from idemgate.errors import InvalidArgument
 
@@ -46,7 +46,7 @@ def find_unstorable(annotation: object) -> object | None:
 
 def _may_be_stored(kind: Any) -> bool:
     """Return True if a value of this class or of a subclass can be stored."""
-    if kind in BUILT_IN or kind is Any or typing.is_typeddict(kind):
+    if kind in BUILT_IN or kind is Any or is_typed_dict(kind):
         return True
     if issubclass(kind, (*_USED_UP, BaseException)):
         return False
