@@ -6,14 +6,16 @@ Run with the server program that `embedded://` would take. They end with the pro
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +36,25 @@ def wait_for(happens: Callable[[], object], within: float = 60.0) -> None:
     wait_until(happens, within, not_yet=(redis.exceptions.RedisError, AttributeError))
 
 
+@cache
+def _first_port() -> int:
+    """The first of 100 ports that no other process of the tests takes: each holds the lock of its ports to its end."""
+    for n in range(125):
+        number = (os.getpid() + n) % 125
+        lock = os.open(Path(tempfile.gettempdir()) / f"idemgate-test-ports-{number}", os.O_CREAT | os.O_RDWR, 0o666)
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return 10_000 + number * 100
+        os.close(lock)
+    raise AssertionError("125 processes of tests run at once")
+
+
 def unused_ports(n: int) -> list[int]:
     """Ports that were free a moment ago. A cluster bus listens 10,000 above its port, and both are below 32,768, where
     the ports begin that systems give to connections: one of those would be in the way."""
     with ExitStack() as open_:
         found: list[int] = []
-        port = 10_000 + os.getpid() % 125 * 100
+        port = _first_port()
         while len(found) < n:
             port += 1
             with suppress(OSError):
