@@ -209,6 +209,54 @@ async def test_a_duplicate_of_a_model_that_the_annotation_does_not_lead_to_has_n
     assert (await face.claim("x", scope="d")).result == {"id": "x"}
 
 
+class Masked(Order):
+    """A model that shows the same id for all, and holds more than its fields."""
+
+    def __init__(self, id: str, more: int) -> None:
+        super().__init__(id)
+        self.more = more
+
+    def __getattribute__(self, name: str) -> Any:
+        return "masked" if name == "id" else super().__getattribute__(name)
+
+
+async def test_calls_with_models_that_differ_in_what_no_field_shows_are_different_calls(face: Any) -> None:
+    def handle(event: Any) -> None: ...
+
+    all_arguments = face.once(scope="all")(handle)
+    checked = face.once(key=lambda event: "k", scope="checked", fingerprint=["event"])(handle)
+    called = face.once(key=lambda event: "k", scope="called", fingerprint=lambda event: event)(handle)
+    calls = [Masked("1", 1), Masked("2", 1), Masked("1", 2)]
+    for event in calls:
+        await all_arguments(event)
+    assert face.gate.counters["once.started"] == 3
+    claim = await face.claim("k", scope="claim", fingerprint=calls[0])
+    await claim.complete()
+    for guarded in (checked, called):
+        await guarded(calls[0])
+        for event in calls[1:]:
+            with pytest.raises(KeyReused):
+                await guarded(event)
+    for event in calls[1:]:
+        with pytest.raises(KeyReused):
+            await face.claim("k", scope="claim", fingerprint=event)
+
+
+async def test_a_model_of_a_class_in_a_function_needs_a_key(face: Any) -> None:
+    @dataclass
+    class Local:
+        id: str
+
+    def handle(event: Any) -> None: ...
+
+    with pytest.raises(InvalidArgument, match=r"arguments\['event'\].*a name that another class may have.*key="):
+        await face.once(scope="s")(handle)(Local("1"))
+    with pytest.raises(InvalidArgument, match=r"fingerprint.*Define the class at the top of its module"):
+        await face.once(key="{event.id}", fingerprint=["event"], scope="s")(handle)(Local("1"))
+    assert face.gate.counters["once.started"] == 0
+    await face.once(key="{event.id}", scope="s")(handle)(Local("1"))
+
+
 async def test_calls_with_different_models_are_different_calls(face: Any) -> None:
     ran: list[Any] = []
 

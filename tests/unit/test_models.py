@@ -6,6 +6,7 @@ import copy
 import inspect
 import sys
 import types
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field
 from datetime import UTC, datetime
@@ -299,6 +300,11 @@ class Price(pydantic.BaseModel):
         return round(float(euros) * 100)
 
 
+@dataclass
+class Number:
+    number: str
+
+
 class Card(pydantic.BaseModel):
     number: str
     token: str = pydantic.Field(exclude=True)
@@ -491,10 +497,189 @@ def test_two_different_models_have_two_digests(one: Any, other: Any) -> None:
         assert digest(around(copy.deepcopy(one))) == digest(around(one))
 
 
-def test_what_is_no_field_does_not_tell_models_apart() -> None:
-    one, other = Open(id=1), Open(id=1, note="")
-    other._seen = 7
-    assert digest(one) == digest(other)
+class MaskedByDict(Number):
+    @property
+    def number(self) -> str:  # type: ignore[override]
+        return "****"
+
+    @number.setter
+    def number(self, number: str) -> None:
+        self.__dict__["number"] = number + "!"
+
+
+class MaskedByBacking(Number):
+    @property
+    def number(self) -> str:  # type: ignore[override]
+        return "****"
+
+    @number.setter
+    def number(self, number: str) -> None:
+        self._number = number + "!"
+
+
+@dataclass(slots=True)
+class SlottedNumber:
+    number: str
+
+
+class MaskedSlot(SlottedNumber):
+    __slots__ = ("_more",)
+
+    @property
+    def number(self) -> str:  # type: ignore[override]
+        return "****"
+
+    @number.setter
+    def number(self, number: str) -> None:
+        SlottedNumber.number.__set__(self, number + "!")  # type: ignore[attr-defined]
+        self._more = len(number)
+
+
+class MaskedReads(Number):
+    def __getattribute__(self, name: str) -> Any:
+        return "****" if name == "number" else super().__getattribute__(name)
+
+
+class MaskedModel(pydantic.BaseModel):
+    number: str
+
+    def __getattribute__(self, name: str) -> Any:
+        return "****" if name == "number" else super().__getattribute__(name)
+
+
+@dataclass
+class Tenfold:
+    n: int
+
+    class Descriptor:
+        def __get__(self, instance: Any, owner: Any) -> Any:
+            return self if instance is None else instance._n
+
+        def __set__(self, instance: Any, n: int) -> None:
+            instance._n = n * 10
+
+
+Tenfold.n = Tenfold.Descriptor()  # type: ignore[assignment]
+
+
+class WithMore(Number):
+    def __init__(self, number: str, more: int) -> None:
+        super().__init__(number)
+        self.more = more
+
+
+@pydantic.dataclasses.dataclass(config=pydantic.ConfigDict(extra="allow"))
+class OpenNumber:
+    number: str
+
+
+@dataclass
+class Salted:
+    n: int
+    salt: InitVar[int] = 0
+
+    def __post_init__(self, salt: int) -> None:
+        self._salt = self.salt = salt  # type: ignore[misc]
+
+
+def seen(times: int) -> Open:
+    made = Open(id=1)
+    made._seen = times
+    return made
+
+
+STATES: list[tuple[Any, Any]] = [
+    (MaskedByDict("1"), MaskedByDict("2")), (MaskedByBacking("1"), MaskedByBacking("2")),
+    (MaskedSlot("1"), MaskedSlot("2")), (MaskedReads("1"), MaskedReads("2")),
+    (MaskedModel(number="1"), MaskedModel(number="2")), (Tenfold(1), Tenfold(2)), (WithMore("1", 1), WithMore("1", 2)),
+    (OpenNumber("1", more=1), OpenNumber("1", more=2)), (Salted(1, 1), Salted(1, 2)), (seen(1), seen(2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), STATES, ids=lambda value: type(value).__name__)
+def test_state_that_a_field_does_not_show_tells_models_apart_and_is_restored(one: Any, other: Any) -> None:
+    assert digest(one) != digest(other)
+    for value in (one, other):
+        back = through([value], list[type(value)])[0]  # type: ignore[misc]
+        assert digest(back) == digest(value)
+        assert type(back) is type(value)
+
+
+def test_which_fields_were_set_does_not_tell_equal_models_apart() -> None:
+    assert Open(id=1) == Open(id=1, note="")
+    assert digest(Open(id=1)) == digest(Open(id=1, note=""))
+
+
+def test_the_dict_of_a_model_has_its_real_values_and_its_extras() -> None:
+    assert CODEC.decode(CODEC.encode(MaskedByDict("1"))) == {"number": "1!"}
+    assert CODEC.decode(CODEC.encode(OpenNumber("1", more=1))) == {"number": "1", "more": 1}
+
+
+def test_a_property_whose_value_the_instance_does_not_hold_is_refused() -> None:
+    elsewhere: dict[int, int] = {}
+
+    class Elsewhere:
+        def __get__(self, instance: Any, owner: Any) -> Any:
+            return elsewhere.get(id(instance))
+
+        def __set__(self, instance: Any, n: int) -> None:
+            elsewhere[id(instance)] = n
+
+    @dataclass
+    class Outside:
+        n: int
+
+    Outside.n = Elsewhere()  # type: ignore[assignment]
+    value = Outside(1)
+    with pytest.raises(DecodeError, match=r"'n' of .*Outside is a property, and its value is not in the instance"):
+        restore(CODEC.decode_stored(CODEC.encode(value)), Outside)
+
+
+def of_function(kind: str) -> Any:
+    if kind == "dataclass":
+
+        @dataclass
+        class Local:
+            n: int
+    elif kind == "enum":
+
+        class Local(Enum):  # type: ignore[no-redef]
+            ONE = 1
+
+        return Box(Local(1))
+    else:
+
+        class Local(pydantic.BaseModel):  # type: ignore[no-redef]
+            n: int
+
+    return Local(n=1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [*map(of_function, ("dataclass", "model", "enum")), pydantic.create_model("Line", n=(int, 1))()],
+    ids=lambda value: type(value).__qualname__,
+)
+def test_a_class_whose_name_others_may_have_identifies_nothing(value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"a name that another class may have.*Define the class at the top"):
+        digest({"a": [value]}, name="fingerprint")
+    digest([Wrapped[int](inside=1), Box(Kind.ONE), Size.SMALL.value, Meta.Inner(1)])
+
+
+class Meta:
+    @dataclass
+    class Inner:
+        n: int
+
+
+class DequeLine(Line, deque[int]):
+    """A dataclass with state that is no attribute."""
+
+
+def test_a_model_with_a_base_of_c_is_refused() -> None:
+    for use in (digest, CODEC.encode):
+        with pytest.raises(InvalidArgument, match="is a DequeLine, which would come back as something else"):
+            use(DequeLine("a", Decimal(1)))
 
 
 @pytest.mark.parametrize(

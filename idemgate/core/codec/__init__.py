@@ -146,17 +146,22 @@ class Codec:
             ) from None
 
 
-def canonical(value: object, name: str = "value") -> bytes:
+def canonical(value: object, name: str = "value", *, unique: bool = False) -> bytes:
     """Return bytes that are equal only for equal values of the same types, for fingerprints and set members.
 
     The order of dicts and sets is ignored. 1, 1.0 and True differ, as do a list and a tuple. The same time in two
-    zones differs too. Equal Decimals have equal bytes: 1.0 and 1.00. Of a model its class and all its fields
-    count, also those that it leaves out or masks in its output. There is no size limit.
+    zones differs too. Equal Decimals have equal bytes: 1.0 and 1.00. Of a model the name of its class and all its
+    attributes count, also those that it leaves out or masks in its output. There is no size limit.
+
+    Args:
+        value: the value.
+        name: the name of the value, for errors.
+        unique: refuse a model or enum whose class its module does not have under its name.
 
     Raises:
         InvalidArgument: a type is not supported, as for `Codec.encode`.
     """
-    return ValueEncoder(name, _MAX_DEPTH, ordered=True, identity=True).encode(value)
+    return ValueEncoder(name, _MAX_DEPTH, ordered=True, identity=True, unique=unique).encode(value)
 
 
 def _ordered(value: object, name: str) -> bytes:
@@ -165,8 +170,8 @@ def _ordered(value: object, name: str) -> bytes:
 
 
 def digest(value: object, size: int = 16, name: str = "value") -> bytes:
-    """Return the BLAKE2b digest of `canonical(value)`, 1 to 64 bytes.
+    """Return the BLAKE2b digest of `canonical(value, unique=True)`, 1 to 64 bytes.
 
     Digests are stored, so the result must be the same in every version.
     """
-    return blake2b(canonical(value, name), digest_size=size).digest()
+    return blake2b(canonical(value, name, unique=True), digest_size=size).digest()

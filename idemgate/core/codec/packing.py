@@ -21,7 +21,7 @@ from uuid import UUID
 
 from msgpack import ExtType, Packer, unpackb
 
-from idemgate.core.codec.state import StoredEnum, StoredModel, class_name, read_state
+from idemgate.core.codec.state import StoredEnum, StoredModel, class_name, is_found_by_name, read_state
 from idemgate.errors import InvalidArgument
 
 __all__ = [
@@ -103,16 +103,20 @@ def _step(step: object) -> str:
 class ValueEncoder:
     """One pass over a value.
 
-    `ordered` sorts maps by key, so equal values give equal bytes. `identity` leaves out of a model what is no field.
+    `ordered` sorts maps by key, so equal values give equal bytes. `identity` leaves out which fields of a model were
+    set, in which equal models may differ. `unique` refuses a class whose name another class may have.
     """
 
-    __slots__ = ("identity", "max_depth", "name", "ordered")
+    __slots__ = ("identity", "max_depth", "name", "ordered", "unique")
 
-    def __init__(self, name: str, max_depth: int, *, ordered: bool = False, identity: bool = False) -> None:
+    def __init__(
+        self, name: str, max_depth: int, *, ordered: bool = False, identity: bool = False, unique: bool = False
+    ) -> None:
         self.name = name
         self.max_depth = max_depth
         self.ordered = ordered
         self.identity = identity
+        self.unique = unique
 
     def encode(self, value: object) -> bytes:
         """Return `value` in msgpack. Raises InvalidArgument that names a member which cannot be restored exactly."""
@@ -175,6 +179,7 @@ class ValueEncoder:
 
     def _other(self, value: object, outer: Place, step: object) -> object:
         if isinstance(value, Enum) and outer.modelled:
+            self._check_class(value, outer.inside(step))
             return self._write_enum(StoredEnum(class_name(type(value)), value.value), outer, step)
         if type(value) is StoredEnum:
             return self._write_enum(value, outer, step)
@@ -187,13 +192,15 @@ class ValueEncoder:
         if place.hashed:
             fix = "Use a tuple, or one of its fields, as the key or member"
             raise InvalidArgument(place.path(), value, "a model comes back as a dict, which cannot be hashed", fix)
+        if model is not value:
+            self._check_class(value, place)
         self._enter(value, place)
         return self._write_model(model, place)
 
     def _write_model(self, model: StoredModel, place: Place) -> ExtType:
         pairs: dict[Any, object] = {name: self.plain(item, place, name) for name, item in model.fields.items()}
         body: dict[Any, object] = {_NAME: model.name, **(_sorted(pairs) if self.ordered else pairs)}
-        if model.hidden and not self.identity:
+        if model.hidden:
             hidden = {name: self.plain(item, place, name) for name, item in model.hidden.items()}
             body[_HIDDEN] = _sorted(hidden) if self.ordered else hidden
         if model.unset and not self.identity:
@@ -203,6 +210,12 @@ class ValueEncoder:
     def _write_enum(self, member: StoredEnum, outer: Place, step: object) -> ExtType:
         place = self._enter(member.value, outer.inside(step, levels=2))
         return ExtType(Ext.ENUM, pack([member.name, self.plain(member.value, place, "value")]))
+
+    def _check_class(self, value: object, place: Place) -> None:
+        if self.unique and not is_found_by_name(type(value)):
+            problem = f"is a {class_name(type(value))}, a name that another class may have, so it identifies nothing"
+            fix = "Define the class at the top of its module, or pass its fields as a dict"
+            raise InvalidArgument(place.path(), type(value), problem, fix)
 
     def _enter(self, value: object, place: Place) -> Place:
         if place.depth > self.max_depth:

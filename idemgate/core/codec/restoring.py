@@ -13,7 +13,16 @@ from enum import Enum
 from typing import Any, cast, get_args, get_origin
 
 from idemgate.core.codec.annotations import find_class, flatten, hints_of, is_typed_dict
-from idemgate.core.codec.state import StoredEnum, StoredModel, holds_fields, is_entity, is_pydantic
+from idemgate.core.codec.state import (
+    StoredEnum,
+    StoredModel,
+    holds_fields,
+    is_computed,
+    is_entity,
+    is_pydantic,
+    set_attribute,
+    takes_extras,
+)
 from idemgate.core.text import message_of
 from idemgate.errors import DecodeError
 
@@ -143,23 +152,31 @@ def _build(stored: StoredModel, cls: Any, annotation: Any, convert: Convert | No
     hidden = {name: _restore(item, options.get(name, ()), None) for name, item in stored.hidden.items()}
     if is_pydantic(cls):
         return _build_pydantic(cls, given, hidden, stored.unset)
-    return _build_dataclass(cls, given, hidden)
+    return _build_dataclass(cls, given, hidden, stored.unset)
 
 
-def _build_dataclass(cls: Any, given: dict[str, Any], hidden: dict[str, Any]) -> Any:
+def _build_dataclass(cls: Any, given: dict[str, Any], hidden: dict[str, Any], computed: list[str]) -> Any:
     made = object.__new__(cls)
+    absent: list[str] = []
     for field in fields(cls):
-        if field.name in given:
-            value = given[field.name]
+        name = field.name
+        if name in computed and is_computed(cls, name):
+            absent.append(name)
+        elif name in given:
+            set_attribute(made, name, given[name])
         elif field.default is not MISSING:
-            value = field.default
+            set_attribute(made, name, field.default)
         elif field.default_factory is not MISSING:
-            value = field.default_factory()
+            set_attribute(made, name, field.default_factory())
         else:
-            raise _missing(cls, field.name)
-        object.__setattr__(made, field.name, value)  # also works for a frozen dataclass
+            raise _missing(cls, name)
+    if takes_extras(cls):
+        hidden |= {name: value for name, value in given.items() if name not in {field.name for field in fields(cls)}}
     for name, value in hidden.items():
-        object.__setattr__(made, name, value)
+        set_attribute(made, name, value)
+    for name in absent:
+        if getattr(made, name) != given[name]:
+            raise DecodeError(f"{name!r} of {cls.__qualname__} is a property, and its value is not in the instance")
     return made
 
 

@@ -6,17 +6,22 @@ Serializers are meant for output: they mask, leave out and rename. So the fields
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import sys
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from types import MemberDescriptorType
+from typing import Any, Generic, NamedTuple, cast
 
 from idemgate.core.scopes import module_of
 
-__all__ = ["StoredEnum", "StoredModel", "class_name", "holds_fields", "is_entity", "is_pydantic", "read_state"]
+__all__ = [
+    "StoredEnum", "StoredModel", "class_name", "holds_fields", "is_computed", "is_entity", "is_found_by_name",
+    "is_pydantic", "read_state", "set_attribute", "takes_extras",
+]  # fmt: skip
 
-_BUILT_IN = (type, str, bytes, int, float, list, tuple, dict, set, frozenset, BaseException)
-"""A model that is also one of these has a state besides its fields."""
+_IMMUTABLE_TYPE = 1 << 8
+"""Py_TPFLAGS_IMMUTABLETYPE: the flag of a class that is written in C."""
 
 
 class StoredModel:
@@ -26,7 +31,8 @@ class StoredModel:
         name: the name of its class; see `class_name`.
         fields: the values of its fields and extras.
         hidden: the values of its other attributes, such as the private ones of pydantic.
-        unset: the fields that hold a default because nobody set them; see `model_fields_set` of pydantic.
+        unset: the fields that hold a default because nobody set them; see `model_fields_set` of pydantic. Of a
+            dataclass the fields that a property computes from its other attributes.
     """
 
     __slots__ = ("fields", "hidden", "name", "unset")
@@ -71,45 +77,118 @@ def is_entity(kind: Any) -> bool:
 def read_state(value: object) -> StoredModel | None:
     """Return the state of a dataclass or pydantic model, or None for any other value.
 
-    None also for a model that is a str, a dict, an exception or another built-in type.
+    The values are those that the instance holds, and not those that a property shows in their place. None also for a
+    model that is a str, a dict, a deque, an exception or another type of C.
     """
     kind = type(value)
-    if isinstance(value, _BUILT_IN):
-        return None
     if is_dataclass(kind):
-        given = {field.name: getattr(value, field.name) for field in fields(kind)}
-        return StoredModel(class_name(kind), given, _other_attributes(value, given), [])
-    return _read_pydantic(value, kind) if is_pydantic(kind) else None
+        return None if _is_of_c(kind) else _read_dataclass(value, kind)
+    return _read_pydantic(value, kind) if is_pydantic(kind) and not _is_of_c(kind) else None
+
+
+def set_attribute(instance: object, name: str, value: object) -> None:
+    """Set an attribute without the code of the class: no property, descriptor or `__setattr__` sees it."""
+    slot = _find_slot(type(instance), name)
+    if slot is not None:
+        slot.__set__(instance, value)
+    else:
+        object.__getattribute__(instance, "__dict__")[name] = value
+
+
+def is_computed(cls: type, name: str) -> bool:
+    """Return True if a property or another descriptor of the class stands for an attribute."""
+    return hasattr(inspect.getattr_static(cls, name, None), "__set__") and _find_slot(cls, name) is None
+
+
+def takes_extras(kind: Any) -> bool:
+    """Return True for a dataclass of pydantic that holds extra values, as it holds all its attributes."""
+    return bool(getattr(kind, "__pydantic_config__", {}).get("extra") == "allow")
+
+
+def is_found_by_name(cls: Any) -> bool:
+    """Return False for a class whose name another class may have: one that its module does not have under its name.
+
+    Such are the classes that a function defines. A generic model of pydantic counts by the model that it is made from.
+    """
+    generic: Any = cls.__dict__.get("__pydantic_generic_metadata__")
+    cls = (generic and generic["origin"]) or cls
+    found: Any = sys.modules.get(cls.__module__)
+    for step in cls.__qualname__.split("."):
+        found = getattr(found, step, None)
+    return found is cls or not (found is None or isinstance(found, type))  # a function: a decorator replaced the class
+
+
+def _is_of_c(kind: type) -> bool:
+    """Return True for a class that has a base written in C, which holds state besides the attributes."""
+    return any(base.__flags__ & _IMMUTABLE_TYPE for base in kind.__mro__ if base is not object and base is not Generic)
+
+
+def _read_dataclass(value: Any, kind: Any) -> StoredModel:
+    attributes: dict[str, Any] = _attributes(value)
+    given: dict[str, Any] = {}
+    computed: list[str] = []
+    for field in fields(kind):
+        name = field.name
+        if name in attributes:
+            given[name] = attributes[name]
+        elif (slot := _find_slot(kind, name)) is not None:
+            given[name] = slot.__get__(value)
+        else:
+            given[name] = getattr(value, name)
+            if is_computed(kind, name):
+                computed.append(name)
+    hidden = _other_attributes(kind, attributes, given)
+    if not is_entity(kind):
+        hidden |= _other_slots(value, kind, given)
+    if takes_extras(kind):
+        given |= {name: item for name, item in hidden.items() if not name.startswith("_")}
+        hidden = {name: item for name, item in hidden.items() if name.startswith("_")}
+    return StoredModel(class_name(kind), given, hidden, computed)
 
 
 def _read_pydantic(model: Any, kind: Any) -> StoredModel:
-    attributes: dict[str, Any] = model.__dict__
+    attributes: dict[str, Any] = _attributes(model)
     given: dict[str, Any] = {name: attributes[name] for name in kind.model_fields if name in attributes}
-    hidden: dict[str, Any] = _other_attributes(model, given) | (model.__pydantic_private__ or {})
+    if is_entity(kind):  # an expired one loads its attributes when they are read
+        given |= {name: getattr(model, name) for name in kind.model_fields if name not in given}
+    hidden: dict[str, Any] = _other_attributes(kind, attributes, given) | (model.__pydantic_private__ or {})
     unset = [name for name in given if name not in model.__pydantic_fields_set__]
     return StoredModel(class_name(kind), given | (model.__pydantic_extra__ or {}), hidden, unset)
 
 
-def _other_attributes(value: object, given: dict[str, Any]) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, Any]:
+    try:
+        return cast("dict[str, Any]", object.__getattribute__(value, "__dict__"))
+    except AttributeError:  # a class with slots
+        return {}
+
+
+def _other_attributes(kind: type, attributes: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes that are no fields, such as those that `__post_init__` sets. Cached properties are left."""
-    kind = type(value)
     if is_entity(kind):
         return {}
-    found = {
+    return {
         name: item
-        for name, item in getattr(value, "__dict__", {}).items()
+        for name, item in attributes.items()
         if not (name in given or name.startswith("__pydantic_"))
         and not isinstance(inspect.getattr_static(kind, name, None), cached_property)
     }
-    if not is_pydantic(kind):
-        found |= {name: getattr(value, name) for name in _slots(kind) if name not in given and hasattr(value, name)}
+
+
+def _other_slots(value: object, kind: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the slots that are no fields."""
+    found: dict[str, Any] = {}
+    for cls in kind.__mro__:
+        for name, slot in cls.__dict__.items():
+            if type(slot) is MemberDescriptorType and name not in given and name not in found:
+                with suppress(AttributeError):  # it is empty
+                    found[name] = slot.__get__(value)
     return found
 
 
-def _slots(kind: type) -> Iterator[str]:
+def _find_slot(kind: type, name: str) -> Any:
+    """Return the slot that holds an attribute, also where a property of a subclass stands before it."""
     for cls in kind.__mro__:
-        slots = cast("str | tuple[str, ...]", cls.__dict__.get("__slots__", ()))
-        for name in (slots,) if isinstance(slots, str) else slots:
-            private = name.startswith("__") and not name.endswith("__")
-            if name not in ("__dict__", "__weakref__"):
-                yield f"_{cls.__name__.lstrip('_')}{name}" if private else name
+        if type(slot := cls.__dict__.get(name)) is MemberDescriptorType:
+            return slot
+    return None
