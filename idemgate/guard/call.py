@@ -18,7 +18,7 @@ from idemgate.core.clock import monotonic
 from idemgate.core.codec import Codec
 from idemgate.core.codec.packing import may_hold_model
 from idemgate.core.codec.restoring import holds_stored, restore
-from idemgate.core.codec.storable import describe_unstored
+from idemgate.core.codec.storable import describe_unstored, refuse_unfinished_inside
 from idemgate.core.keys import Key, text_of
 from idemgate.core.text import event_log, message_of, one_line
 from idemgate.core.validation import ENDED, call_async, call_blocking, refuse_unfinished
@@ -81,7 +81,7 @@ __all__ = [
     "ending_of_failure", "ending_of_result", "is_late", "may_start", "pause", "record_claim", "record_end",
     "record_unended", "rejection_error", "renew", "renew_async", "run", "run_async", "run_without_key",
     "run_without_key_async", "runs_without_key", "send_claim", "send_claim_async",
-    "start_lease",
+    "start_lease", "unfinished_of",
 ]  # fmt: skip
 
 log = event_log("idemgate.once")
@@ -126,11 +126,11 @@ def run(  # noqa: C901 - the whole story
                 raise
             try:
                 lease.end_work()
-                ending = ending_of_result(answer, transaction, result)
+                ending = ending_of_result(guard, answer, transaction, result)
                 end = end_claim(guard, answer, ending)
             except BaseException:  # of a signal handler: the work has run, so its completion must be sent all the same
                 if end is None:
-                    ending = ending_of_result(answer, transaction, result)
+                    ending = ending_of_result(guard, answer, transaction, result)
                     end = end_claim(guard, answer, ending)
                 raise
         if transaction is not None and transaction.stored is not None:
@@ -182,11 +182,11 @@ async def run_async(  # noqa: C901 - as `run`
                 raise
             try:
                 lease.end_work()
-                ending = ending_of_result(answer, transaction, result)
+                ending = ending_of_result(guard, answer, transaction, result)
                 end = await end_claim_async(guard, answer, ending, lease)
             except BaseException:  # of a signal handler, as in `run`; a cancellation has handed the heartbeat over
                 if end is None and not lease.is_handed_over:
-                    ending = ending_of_result(answer, transaction, result)
+                    ending = ending_of_result(guard, answer, transaction, result)
                     end = await end_claim_async(guard, answer, ending, lease)
                 raise
         if transaction is not None and transaction.stored is not None:
@@ -573,13 +573,29 @@ def start_lease(context: Context, grant: Grant, with_current: bool = True) -> He
 # -- end --------------------------------------------------------------------------------------------------------------
 
 
-def ending_of_result(grant: Grant, transaction: Transaction | None, result: object) -> Ending | None:
-    """Return what completes the key, or None if nothing is claimed. A sink has encoded its result before."""
+def ending_of_result(
+    guard: GuardContext, grant: Grant, transaction: Transaction | None, result: object
+) -> Ending | None:
+    """Return what completes the key, or None if nothing is claimed. A sink has encoded its result before.
+
+    A result that holds unfinished work ends the run as its refusal would; see `unfinished_of`.
+    """
     if grant.guarded_by not in ("lease", "process"):
         return None
     if grant.request.options.at_most_once:
         return build_ending(NOT_STORED)
-    return encode_result(grant.request.options, result) if transaction is None else transaction.ending
+    if transaction is not None:
+        return transaction.ending
+    try:
+        return encode_result(grant.request.options, result)
+    except InvalidArgument as unfinished:
+        kind, data, loses_model, _ = ending_of_failure(guard, grant, None, unfinished) or build_ending(RELEASE)
+        return kind, data, loses_model, unfinished
+
+
+def unfinished_of(ending: Ending | None) -> InvalidArgument | None:
+    """Return the refusal of a result that holds unfinished work, if that is the ending."""
+    return ending[3] if ending is not None and ending[0] != VALUE and isinstance(ending[3], InvalidArgument) else None
 
 
 def encode_result(options: OnceOptions, result: object, failure: Exception | None = None) -> Ending:
@@ -587,6 +603,9 @@ def encode_result(options: OnceOptions, result: object, failure: Exception | Non
 
     If the result cannot be stored, the key is done without one. The effect has happened and must not run again.
     `failure` is what a first try raised. If the second succeeds, a signal handler had raised it: keep the error.
+
+    Raises:
+        InvalidArgument: work that has not ended is in the result.
     """
     try:
         data = options.codec.encode(result, "result")
@@ -594,6 +613,7 @@ def encode_result(options: OnceOptions, result: object, failure: Exception | Non
     except Exception as error:  # noqa: BLE001 - the effect has happened, so the key must become done
         if failure is None:
             return encode_result(options, result, error)
+        refuse_unfinished_inside(result)
         return build_ending(NOT_STORED, describe_unstored(error)[:500].encode(errors="replace"))
     return VALUE, data, loses_model, None if failure is None else failure.__cause__ or failure
 
@@ -743,7 +763,7 @@ def record_end(guard: GuardContext, grant: Grant, ending: Ending, held: bool) ->
         log.warning("once.lease_lost scope=%r key=%r", *facts.values(), extra=facts)
         return End(kind, done and guard.options.sink is not None, None, interruption)  # a committed row decides
     if not done:
-        return End(kind)
+        return End(kind, interruption=interruption)
     counters.add("once.completed")
     if kind == NOT_STORED:
         counters.add("once.result_not_stored")
@@ -788,7 +808,11 @@ def end_kept(guard: GuardContext, grant: Grant, result: object, error: BaseExcep
 
     Return the verdict. Renew the lease with `start_lease` as long as the claim is kept.
     """
-    ending = ending_of_result(grant, None, result) if error is None else ending_of_failure(guard, grant, None, error)
+    if error is None:
+        ending = ending_of_result(guard, grant, None, result)
+        error = unfinished_of(ending)
+    else:
+        ending = ending_of_failure(guard, grant, None, error)
     return judge(grant.request, (result, error, grant, end_claim(guard, grant, ending), True))
 
 

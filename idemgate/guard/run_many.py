@@ -30,6 +30,7 @@ from idemgate.guard.call import (
     renew,
     renew_async,
     start_lease,
+    unfinished_of,
 )
 from idemgate.guard.context import GuardContext
 from idemgate.guard.current import use_execution
@@ -200,7 +201,10 @@ class _Batch(Generic[T, R]):
             return build_ending(KEEP if run.ran and self.guard.options.holds_interrupted else RELEASE)
         value, error = self.results[run.position]
         if error is None:
-            return ending_of_result(run.grant, None, value)
+            ending = ending_of_result(self.guard, run.grant, None, value)
+            if (unfinished := unfinished_of(ending)) is not None:
+                self.results[run.position] = (None, unfinished)
+            return ending
         return ending_of_failure(self.guard, run.grant, None, error)
 
     def record_ends(self, ended: Sequence[tuple[_Run[T], Ending]], outcomes: Sequence[bool | StoreError]) -> None:

@@ -6,9 +6,10 @@ import asyncio
 from math import ceil
 from typing import Any
 
+from idemgate.core.codec.storable import refuse_unfinished_inside
 from idemgate.core.text import event_log, last_line
 from idemgate.core.verdict import Verdict, verdict_of
-from idemgate.errors import DownstreamUnavailable, IdemgateError, PartialFailure, StoreError
+from idemgate.errors import DownstreamUnavailable, IdemgateError, InvalidArgument, PartialFailure, StoreError
 from idemgate.topics.deliveries import Settlement, defer_oversize, nack_items
 from idemgate.topics.messages import Delivery
 from idemgate.topics.results import encode_result
@@ -62,7 +63,10 @@ def choose_settlement(entry: InFlight, verdict: Verdict[Any], stopping: bool) ->
         log.exception("worker.bad_delay topic=%r key=%r", *facts.values(), extra=facts)
         settlement = Settlement("nack", delivery, 1000, repr(invalid)[:500])
     if settlement.verb == "ack" and consumer.poller.calls.policy.result_retention is not None:
-        settlement = _add_result(entry, settlement, verdict.value)
+        try:
+            settlement = _add_result(entry, settlement, verdict.value)
+        except InvalidArgument as unfinished:
+            error, settlement = unfinished, Settlement("bury", delivery, failure=last_line(unfinished))
     if verdict.outcome == "duplicate":
         counters.add("worker.duplicate")
     if error is not None and settlement.verb not in ("ack", "defer", "return"):
@@ -121,9 +125,13 @@ def _settle_partially(delivery: Delivery[Any], error: PartialFailure, delay: int
 
 
 def _add_result(entry: InFlight, settlement: Settlement, value: object) -> Settlement:
-    """Add what the handler returned to the acknowledgement. A value that cannot be stored is counted and logged."""
+    """Add what the handler returned to the acknowledgement. A value that cannot be stored is counted and logged.
+
+    Raises InvalidArgument if work that has not ended is in it.
+    """
     result = encode_result(entry.consumer.context.codec, value)
     if result[:1] == b"n":
+        refuse_unfinished_inside(value)
         facts = entry.log_facts() | {"why": result[1:].decode()}
         log.warning("worker.result_not_stored topic=%r key=%r why=%r", *facts.values(), extra=facts)
         entry.consumer.context.counters.add("worker.result_not_stored")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import dataclasses
 import functools
 import io
 import itertools
@@ -178,6 +179,46 @@ async def test_work_that_has_not_ended_makes_no_key_done(face: Any) -> None:
     ):
         results.append(result)
         assert (await guard.run(f"done {n}", handle)).outcome == "handled"
+
+
+@dataclasses.dataclass
+class Holder:
+    held: Any
+
+
+AROUND: list[Callable[[Any], Any]] = [
+    lambda it: [1, it], lambda it: (it,), lambda it: {"a": [it]}, lambda it: {it}, Holder,
+    lambda it: [object(), Holder(it)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("on_error", ["release", "keep", "store"])
+async def test_work_that_has_not_ended_inside_a_result_makes_no_key_done(face: Any, around: Any, on_error: Any) -> None:
+    options = {"on_error": on_error}
+    state = {"release": "released", "keep": "in_progress", "store": "failed"}[on_error]
+    guard = face.guard("g", **options)
+    for n, result in enumerate(_unfinished()):
+        function = face.once(key="{k}", scope="f", **options)(lambda k, result=result: around(result))
+        with pytest.raises(InvalidArgument, match=r"whose work has not ended\. Wait for it"):
+            await function(f"k{n}")
+        verdict = await guard.run(f"k{n}", lambda *_, result=result: around(result))
+        (many,) = await guard.run_many([(f"m{n}", "message")], lambda *_, result=result: around(result))
+        for each in (verdict, many):
+            assert (each.outcome, each.ran) == ("rejected", True)
+            assert isinstance(each.error, InvalidArgument)
+        keys = ((f"k{n}", "f"), (f"k{n}", "g"), (f"m{n}", "g"))
+        assert {(await face.inspect(key, scope=scope)).state for key, scope in keys} == {state}
+        await asyncio.sleep(0)
+        assert getattr(result, "cancelled", lambda: True)()
+    assert "once.completed" not in dict(face.gate.counters)
+
+
+async def test_a_result_that_is_not_stored_may_hold_anything(face: Any) -> None:
+    pending: list[Any] = [concurrent.futures.Future()]
+    handle = face.once(key="{k}", scope="s", at_most_once=True, on_done="skip")(lambda k: pending)
+    assert await handle("k") is pending
+    assert (await face.inspect("k", scope="s")).state == "done"
 
 
 async def test_a_delivery_of_work_that_has_not_ended_is_rejected(gate: Gate) -> None:

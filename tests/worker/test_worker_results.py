@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -26,19 +27,24 @@ async def test_what_a_handler_returns_is_the_result(
     def blocking(delivery: Delivery[Any]) -> Any:
         if delivery.payload == "poison":
             raise Bury("poison")
-        return {"none": None, "object": [Secret()]}.get(delivery.payload, delivery.payload * 2)
+        pending = [Future[None]()]
+        return {"none": None, "object": [Secret()], "pending": pending}.get(delivery.payload, delivery.payload * 2)
 
     async def handle(delivery: Delivery[Any]) -> Any:
         return blocking(delivery)
 
     topic.handler(handle if awaiting else blocking)
     async with gate.aio.worker():
-        receipts = await topic.aio.trigger_many([(text, text) for text in ("ab", "none", "poison", "object")])
-        fine, none, poison, odd = receipts
+        receipts = await topic.aio.trigger_many(
+            [(text, text) for text in ("ab", "none", "poison", "object", "pending")]
+        )
+        fine, none, poison, odd, pending = receipts
         assert await topic.aio.result(fine, "20s") == "abab"
         assert await topic.aio.result(none, "20s") is None
         with pytest.raises(DeliveryFailed, match="poison"):
             await topic.aio.result(poison, "20s")
+        with pytest.raises(DeliveryFailed, match="returned a Future, whose work has not ended"):
+            await topic.aio.result(pending, "20s")
         with pytest.raises(NoResult, match="its value was not stored") as unstored:
             await topic.aio.result(odd, "20s")
     # And the reason names the type, but neither the error nor the log has the value

@@ -10,10 +10,11 @@ from types import NoneType
 from typing import Any, Union, cast, get_args, get_origin
 
 from idemgate.core.codec.annotations import BUILT_IN, is_typed_dict, unwrap
-from idemgate.core.codec.state import holds_fields, is_entity
+from idemgate.core.codec.state import holds_fields, is_entity, read_state
+from idemgate.core.validation import refuse_unfinished
 from idemgate.errors import InvalidArgument
 
-__all__ = ["describe_unstored", "find_unstorable"]
+__all__ = ["describe_unstored", "find_unstorable", "refuse_unfinished_inside"]
 
 _BASES: tuple[Any, ...] = tuple(BUILT_IN - {object})
 _CALLABLE = cast(Any, abc).Callable
@@ -66,3 +67,40 @@ def describe_unstored(error: Exception) -> str:
     """
     kind = type(error).__name__
     return f"{kind}: {error.name}: {error.problem}. {error.fix}" if isinstance(error, InvalidArgument) else kind
+
+
+def refuse_unfinished_inside(result: object) -> None:
+    """Check that a result holds no work that has not ended, in containers and in fields of models.
+
+    Call it for what could not be encoded: only then such work can be inside. Each one found is stopped.
+
+    Raises:
+        InvalidArgument: the first one found; see `refuse_unfinished`.
+    """
+    refusals: list[InvalidArgument] = []
+    left, seen = [result], set[int]()
+    while left:
+        item = left.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        try:
+            refuse_unfinished(item)
+        except InvalidArgument as refusal:
+            refusals.append(refusal)
+            continue
+        left += _members(item)
+    if refusals:
+        raise refusals[0]
+
+
+def _members(item: Any) -> list[Any]:
+    if isinstance(item, dict):
+        return [*item.keys(), *item.values()]
+    if isinstance(item, (list, tuple, set, frozenset)):
+        return [*item]
+    try:
+        model = read_state(item)
+    except Exception:  # noqa: BLE001 - code of the user, and the result is not stored anyhow
+        return []
+    return [] if model is None else [*model.fields.values()]
