@@ -247,7 +247,7 @@ class _Arguments:
         """Return the arguments. Raises DecodeError."""
         if not self.has_models:
             return inspect.BoundArguments(self._signature, self._empty | delivery.payload)
-        found = {name: self._restore(name, value) for name, value in (self._empty | delivery.stored_payload).items()}
+        found = {name: self._restore(name, value) for name, value in (self._empty | delivery._stored_payload).items()}
         return inspect.BoundArguments(self._signature, cast(Any, found))
 
     def build_check(self, codec: Codec) -> Callable[[Merge, bytes], None]:

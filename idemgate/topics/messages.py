@@ -280,7 +280,7 @@ class Message:
             return self._merge.lower(self._accumulator, self._codec.decode)
 
     @property
-    def stored_payload(self) -> Any:
+    def _stored_payload(self) -> Any:
         """The merged payload with its models as StoredModel. Raises DecodeError if another codec wrote it."""
         with wrap_decode_errors("a payload"):
             return self._merge.lower(self._accumulator, self._codec.decode_stored)
@@ -416,9 +416,9 @@ class Delivery(Generic[P]):
         return self._payload
 
     @property
-    def stored_payload(self) -> Any:
+    def _stored_payload(self) -> Any:
         """The merged payload with its models before their class is known, for `gate.merge`. Raises DecodeError."""
-        return self._message.stored_payload
+        return self._message._stored_payload
 
     @property
     def id(self) -> str:

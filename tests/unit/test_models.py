@@ -342,6 +342,11 @@ class Wrapped(pydantic.BaseModel, Generic[T]):
     inside: T
 
 
+class Chain(pydantic.BaseModel, Generic[T]):
+    inside: T
+    next: Chain[T] | None = None
+
+
 @dataclass
 class Amount:
     cents: int
@@ -464,6 +469,7 @@ EXACT: list[tuple[Any, Any]] = [
     (LinePage([LINE], page=Page([LINE])), LinePage), (LinePage([LINE]), Page[Line]),
     (Sorted([LINE], of=(LINE,)), Sorted[Line]), (Sorted([LINE], of=(LINE,)), Page[Line]),
     (Twice([[LINE]], one=LINE), Twice[Line]), (Page([Page([LINE])]), Page[Page[Line]]), (Node([Node([])]), Node),
+    (Chain[Line](inside=LINE, next=Chain[Line](inside=LINE)), Chain[Line]),
     (Leaf(kid=Leaf()), Leaf), ({"line": LINE, "next": {"line": LINE, "next": None}}, Row), ({"line": LINE}, Row | None),
     (Rows.model_construct(rows=[{"line": LINE}]), Rows), (Plainly(Size.SMALL, {Word.HI: 1}, Word.HI), Plainly),
     (Heir(), Heir), (Heir(), Refund), (TypedExtra(a=LINE), TypedExtra), (Wrapped(inside=LINE), Wrapped[Line]),

@@ -284,6 +284,8 @@ def _substitute(annotation: Any, given: dict[Any, Any]) -> Any:
     """Return the annotation with its type variables replaced."""
     if isinstance(annotation, TypeVar) or annotation is Self:
         return given.get(annotation, annotation)
+    if type(annotation).__name__ == "PydanticRecursiveRef":  # a generic model in its own field
+        return given.get(Self, annotation)
     origin, members = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _substitute(members[0], given)
