@@ -111,7 +111,7 @@ def _worked(gate: Gate, ask: Ask) -> Pieces:
     def handler(delivery: Delivery[Any]) -> None:
         pass
 
-    run = build_run(handler, "bench")
+    run = build_run(handler, gate.context)
     return {
         "building the call: what ends, and a take": lambda: calls.settle_and_take(0, before, BATCH),
         "packing its words (hiredis)": lambda: encode_call(call),

@@ -15,6 +15,7 @@ from idemgate.errors import InvalidArgument, StoreError
 from idemgate.guard.acquire import acquire_many, acquire_many_async, renew_late, renew_late_async
 from idemgate.guard.claim import AioClaim, BaseClaim, Claim, record_block_end, renew_until_ended
 from idemgate.guard.claims import Claims, Completion
+from idemgate.guard.current import get_held, hold, set_held
 from idemgate.guard.heartbeat import EndTimeouts, end_timeouts
 from idemgate.guard.request import Request
 from idemgate.store.context import Context
@@ -40,6 +41,7 @@ class _Batch(list[C]):
         self._context = context
         self._acquired = False
         self._entered: list[C] = []
+        self._around = get_held()
 
     def _requests(self) -> list[Request]:
         return [claim._request for claim in self]
@@ -60,6 +62,14 @@ class _Batch(list[C]):
         self._entered = [claim for claim in self if claim.error is None]
         for claim in self._entered:
             claim._enter_block(with_current=False)
+        self._around = get_held()
+        hold(self)
+
+    def owns(self, context: Context, record: tuple[bytes]) -> bool:
+        """Return whether its block holds the claim of a record in the store of `context`."""
+        return self._context.endpoint == context.endpoint and any(
+            claim._is_held and not claim.lease_lost and claim._request.record == record for claim in self._entered
+        )
 
     def _held_claims(self, error: BaseException | None) -> list[C]:
         """Return the claims that the block must release, because its body has not ended them."""
@@ -69,8 +79,10 @@ class _Batch(list[C]):
 
     def _leave_block(self) -> None:
         """Stop the heartbeats."""
+        set_held(self._around)
         for claim in self._entered:
             claim._leave_block()
+        self._entered = []
 
 
 class ClaimBatch(_Batch[Claim]):

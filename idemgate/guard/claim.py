@@ -446,7 +446,8 @@ class Claim(BaseClaim):
             "in_progress" after `timeout`.
 
         Raises:
-            AlreadyInProgress: the caller is part of the run that owns the key.
+            AlreadyInProgress: the caller is part of the run, or of the block, that owns the key. A claim outside of a
+                block may be ended by other code, so waiting for it is allowed.
             StoreError: the store did not answer.
         """
         end = monotonic() + milliseconds(timeout, "timeout", zero=True) / 1000

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from weakref import ref
+from typing import Protocol
+from weakref import ReferenceType, ref
 
 from idemgate.core.calls import Call
 from idemgate.core.keys import Key, step_key, text_of
@@ -21,12 +22,28 @@ __all__ = [
     "current",
     "current_claim",
     "get_current",
+    "get_held",
+    "hold",
     "own_wait_error",
     "set_current",
+    "set_held",
     "use_execution",
+    "waits_for_own_delivery",
 ]
 
 _current: ContextVar[Execution | None] = ContextVar("idemgate_current", default=None)
+
+
+class HeldBatch(Protocol):
+    """Claims that are held together until the block or the call that made them ends."""
+
+    def owns(self, context: Context, record: tuple[bytes]) -> bool:
+        """Return whether it holds the claim of a record in the store of `context`."""
+        ...
+
+
+_held: ContextVar[tuple[ReferenceType[HeldBatch], ...]] = ContextVar("idemgate_held", default=())
+"""The batches around the running code. Weak: a signal handler may keep a block from being left."""
 
 
 class Execution:
@@ -164,6 +181,10 @@ class Execution:
             execution = execution._outer
         return False
 
+    def delivers(self, context: Context, topic: str, key: bytes) -> bool:  # noqa: ARG002 - for the delivery
+        """Return whether this is the delivery of a key of a topic in the store of `context`. A guarded call is none."""
+        return False
+
     @property
     def has_ended(self) -> bool:
         """True once the work has ended."""
@@ -249,15 +270,27 @@ def own_wait_error(context: Context, request: Request, left_ms: int) -> AlreadyI
     Tasks and threads that inherit the context of the run are part of it, because the run mostly waits for them.
     """
     execution = _current.get()
-    if execution is None or not execution.runs_inside(context, request.record):
+    if (execution is None or not execution.runs_inside(context, request.record)) and not any(
+        (batch := held()) is not None and batch.owns(context, request.record) for held in _held.get()
+    ):
         return None
     key, scope = text_of(request.key), request.options.scope
     error = AlreadyInProgress(key, left_ms / 1000, scope)
     error._text = (
-        f"{key!r} is owned by the run that this call is part of (scope {scope!r}), so it would wait for its own end. "
-        "Use another key or scope for the inner call, or make it after the run"
+        f"{key!r} is owned by the run or batch that this call is part of (scope {scope!r}), so it would wait for "
+        "its own end. Use another key or scope for the inner call, or make it afterwards"
     )
     return error
+
+
+def waits_for_own_delivery(context: Context, topic: str, key: bytes) -> bool:
+    """Return whether the caller is part of the delivery of this key, whose end a wait for its result needs."""
+    execution = _current.get()
+    while execution is not None:
+        if execution.delivers(context, topic, key):
+            return True
+        execution = execution._outer
+    return False
 
 
 def current() -> Execution:
@@ -278,6 +311,16 @@ set_current: Callable[[Execution | None], object] = _current.set
 
 The tokens of the context variable are not used: a signal handler may raise before a token is stored.
 """
+
+get_held: Callable[[], tuple[ReferenceType[HeldBatch], ...]] = _held.get
+"""Return the batches around the running code."""
+set_held: Callable[[tuple[ReferenceType[HeldBatch], ...]], object] = _held.set
+"""Restore the batches that `get_held` returned."""
+
+
+def hold(batch: HeldBatch) -> None:
+    """Add a batch around the running code."""
+    _held.set((*_held.get(), ref(batch)))
 
 
 @contextmanager

@@ -119,6 +119,9 @@ class Guard(_BaseGuard):
         gets the messages one after the other. The batch is not atomic. If the process dies inside it, all its messages
         are redelivered, and those that the handler has seen run again.
 
+        The batch keeps its keys until its last handler has ended. A handler that would wait for one of them, by
+        `on_in_progress="wait"` or `claim.wait`, gets AlreadyInProgress at once.
+
         A copy of a message in the same batch runs after it: as a duplicate, or again if the first one failed.
         With `at_most_once`, `shadow`, a sink or a cache the messages run one by one, as with `run`. So do messages that
         wait for another owner.

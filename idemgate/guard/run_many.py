@@ -33,7 +33,7 @@ from idemgate.guard.call import (
     unfinished_of,
 )
 from idemgate.guard.context import GuardContext
-from idemgate.guard.current import use_execution
+from idemgate.guard.current import get_held, hold, set_held, use_execution
 from idemgate.guard.heartbeat import Heartbeat
 from idemgate.guard.judge import judge
 from idemgate.guard.request import (
@@ -49,6 +49,7 @@ from idemgate.guard.request import (
     build_request,
     lease_lost_error,
 )
+from idemgate.store.context import Context
 
 __all__ = ["AloneRunner", "run_many", "run_many_async"]
 
@@ -215,6 +216,16 @@ class _Batch(Generic[T, R]):
             else:
                 run.end = record_end(self.guard, run.grant, ending, outcome)
 
+    def owns(self, context: Context, record: tuple[bytes]) -> bool:
+        """Return whether the batch holds the claim of a record, which it completes after its last handler."""
+        return self.guard.context.endpoint == context.endpoint and any(
+            run.heartbeat is not None
+            and run.end is None
+            and not run.heartbeat.execution.lease_lost
+            and run.grant.request.record == record
+            for run in self.runs
+        )
+
     def leave(self) -> None:
         """Stop the heartbeats and judge the messages that ran."""
         for run in self.runs:
@@ -230,12 +241,14 @@ def run_many(
 ) -> list[Verdict[R]]:
     """Run a batch; see `Guard.run_many`. `run` runs a message that is not part of it."""
     batch = _Batch[T, R](guard, messages)
+    around = get_held()
     try:
         try:
             sent_at = monotonic()
             batch.apply_replies(acquire_many(guard.context, [*batch.requests.values()]), sent_at)
         except StoreError as error:
             batch.apply_store_error(error)
+        hold(batch)
         for one in batch.runs:
             work = functools.partial(guard.retry.copy(), handler) if guard.retry else handler
             try:
@@ -256,6 +269,7 @@ def run_many(
             _end(batch)
             raise
         finally:
+            set_held(around)
             batch.leave()
     for index in batch.alone:
         key, message = batch.messages[index]
@@ -308,11 +322,14 @@ async def run_many_async(
         finally:
             batch.leave()
 
+    around = get_held()
     try:
+        hold(batch)
         async with asyncio.TaskGroup() as tasks:
             for one in batch.runs:
                 tasks.create_task(run_one(one))
     finally:
+        set_held(around)
         await asyncio.shield(guard.context.aio_link.spawn(end()))  # a cancelled caller does not stop it
     for index in batch.alone:
         key, message = batch.messages[index]

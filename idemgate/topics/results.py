@@ -10,6 +10,8 @@ from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.codec.storable import describe_unstored
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.errors import DecodeError, DeliveryFailed, InvalidArgument, NoResult, ResultTimeout
+from idemgate.guard.current import waits_for_own_delivery
+from idemgate.store.context import Context
 from idemgate.topics.messages import Receipt, Ticket
 from idemgate.topics.policy import Policy
 
@@ -86,6 +88,16 @@ class ResultWait:
     @property
     def _key(self) -> str:
         return self.ticket.key.decode(errors="backslashreplace")
+
+    def check_other_delivery(self, context: Context) -> None:
+        """Raise InvalidArgument if the caller is part of the delivery of this key, so that the wait could not end."""
+        if self._seconds and waits_for_own_delivery(context, self._topic, self.ticket.key):
+            raise InvalidArgument(
+                "receipt",
+                self._key,
+                f"the handler of topic {self._topic!r} would wait for the end of its own delivery",
+                "Wait outside of the handler, or pass timeout=0 to look",
+            )
 
     def check_deadline(self) -> None:
         """Raise ResultTimeout if the wait is over."""

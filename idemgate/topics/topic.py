@@ -163,10 +163,12 @@ class Topic(BaseTopic[Sent, Delivered]):
             ResultTimeout: The delivery did not end in time. It may still run.
             DeliveryFailed: The message became a dead letter.
             NoResult: The trigger was not accepted or was cancelled, or the value could not be stored.
-            InvalidArgument: The topic stores no results, or the receipt is of another topic.
+            InvalidArgument: The topic stores no results, the receipt is of another topic, or the caller is part of the
+                handler that runs this key, so that the wait could not end.
         """
         wait = ResultWait(self.name, self.open().policy, receipt, timeout)
         while (found := self.run(lambda calls: calls.result(wait.ticket))) is None:
+            wait.check_other_delivery(self.definition.context)
             wait.check_deadline()
             channel = self.open().result_channel(wait.ticket)
             with self.definition.context.link.waiting(channel) as waiter:

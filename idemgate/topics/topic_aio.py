@@ -119,6 +119,7 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         wait = ResultWait(self.name, (await self.open()).policy, receipt, timeout)
         link = self.definition.context.aio_link
         while (found := await self.run(lambda calls: calls.result(wait.ticket))) is None:
+            wait.check_other_delivery(self.definition.context)
             wait.check_deadline()
             channel = (await self.open()).result_channel(wait.ticket)
             async with link.waiting(channel) as wake:

@@ -92,7 +92,7 @@ class TopicConsumer:
         assert handler is not None, "the worker selects topics with a handler only"
         self.is_async = is_async(handler)
         build = build_run_async if self.is_async else build_run
-        self.run: Callable[[Delivery[Any]], Any] = build(handler, self.context.namespace)
+        self.run: Callable[[Delivery[Any]], Any] = build(handler, self.context)
         self.backpressure = Backpressure(self.context, self.topic.name, self.poller.calls.policy.adaptive)
         # With durability, a settlement waits for replicas. A take must neither wait for them nor fail with them.
         self._takes_while_settling = self.context.durability is None

@@ -135,7 +135,7 @@ class Dispatcher:
         """Return False if a plain function returned a coroutine, which runs next."""
         if verdict is None or verdict.value is None or not inspect.isawaitable(verdict.value):
             return True
-        self._start_task(entry, build_run_async(partial(_await, verdict.value), entry.consumer.context.namespace))
+        self._start_task(entry, build_run_async(partial(_await, verdict.value), entry.consumer.context))
         return False
 
     # -- unstarted deliveries -----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from idemgate.core.validation import ENDED, refuse_unfinished
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.guard.current import Execution, check_step, set_current
 from idemgate.guard.decorator import build_judge, build_judge_async, is_guarded
+from idemgate.store.context import Context
 from idemgate.topics.messages import Delivery
 
 __all__ = ["Handler", "build_run", "build_run_async"]
@@ -18,16 +19,18 @@ __all__ = ["Handler", "build_run", "build_run_async"]
 Handler = Callable[[Delivery[Any]], Any]
 
 
-def build_run(handler: Handler, namespace: str) -> Callable[[Delivery[Any]], Verdict[Any]]:
+def build_run(handler: Handler, context: Context) -> Callable[[Delivery[Any]], Verdict[Any]]:
     """Return a function that runs a blocking handler and returns the verdict on its delivery.
 
     Call it in a thread that never receives a Ctrl-C, each time in a context of its own.
     """
-    judge, owner = build_judge(handler) if is_guarded(handler) else None, (namespace, "topic")
+    judge = build_judge(handler) if is_guarded(handler) else None
 
     def run(delivery: Delivery[Any]) -> Verdict[Any]:
+        execution: DeliveryExecution | None = None
         try:
-            set_current(DeliveryExecution(delivery, owner))
+            execution = DeliveryExecution(delivery, context)
+            set_current(execution)
             if judge is not None:
                 return judge(delivery)
             value = handler(delivery)
@@ -35,22 +38,27 @@ def build_run(handler: Handler, namespace: str) -> Callable[[Delivery[Any]], Ver
                 refuse_unfinished(value)
         except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
             return verdict_of(error)._replace(ran=True)
+        finally:
+            if execution is not None:
+                execution.end()
         return HANDLED if value is None else Verdict("handled", value, ran=True)
 
     return run
 
 
-def build_run_async(handler: Handler, namespace: str) -> Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]:
+def build_run_async(handler: Handler, context: Context) -> Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]:
     """Return a coroutine function that runs an async handler and returns the verdict. Run it in a task of its own.
 
     Handler exceptions never travel through a task or a future. SystemExit would end the event loop, and StopIteration
     would never arrive. Only KeyboardInterrupt does: the user pressed Ctrl-C.
     """
-    judge, owner = build_judge_async(handler) if is_guarded(handler) else None, (namespace, "topic")
+    judge = build_judge_async(handler) if is_guarded(handler) else None
 
     async def run(delivery: Delivery[Any]) -> Verdict[Any]:
+        execution: DeliveryExecution | None = None
         try:
-            set_current(DeliveryExecution(delivery, owner))
+            execution = DeliveryExecution(delivery, context)
+            set_current(execution)
             if judge is not None:
                 return await judge(delivery)
             value = await handler(delivery)
@@ -61,6 +69,9 @@ def build_run_async(handler: Handler, namespace: str) -> Callable[[Delivery[Any]
             raise
         except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
             return verdict_of(error)._replace(ran=True)
+        finally:
+            if execution is not None:
+                execution.end()
 
     return run
 
@@ -68,17 +79,18 @@ def build_run_async(handler: Handler, namespace: str) -> Callable[[Delivery[Any]
 class DeliveryExecution(Execution):
     """The object that `current()` returns inside a topic's handler: a view of its delivery."""
 
-    __slots__ = ("_delivery", "_owner")
-    _saves, recovered, _block = False, None, None  # of the class, because each delivery makes an instance
+    __slots__ = ("_delivery",)
+    _saves, recovered, _block, _outer = False, None, None, None  # of the class, because each delivery makes an instance
 
-    def __init__(self, delivery: Delivery[Any], owner: tuple[str, str]) -> None:
+    def __init__(self, delivery: Delivery[Any], context: Context) -> None:
         # No super().__init__(): it needs the attempt, which is known only after the message is unpacked.
         self.token = delivery.token
-        self._owner = owner
+        self._context = context
         self._delivery = delivery
+        self._inside = True
 
     def _identity(self) -> tuple[str, str, Key]:
-        return *self._owner, self._delivery.raw_key
+        return self._context.namespace, "topic", self._delivery.raw_key
 
     @property
     def attempt(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -102,4 +114,19 @@ class DeliveryExecution(Execution):
 
     def key_for(self, step: str) -> str:
         """Return a key for one step of this work; see `Execution.key_for`. It follows from `delivery.id`."""
-        return step_key(*self._owner, self._delivery.id, check_step(step))
+        return step_key(self._context.namespace, "topic", self._delivery.id, check_step(step))
+
+    def delivers(self, context: Context, topic: str, key: bytes) -> bool:
+        mine, delivery = self._context, self._delivery
+        return (
+            self._inside
+            and not delivery.lost
+            and delivery.raw_key == key
+            and delivery.topic == topic
+            and mine.namespace == context.namespace
+            and mine.endpoint == context.endpoint
+        )
+
+    def end(self) -> None:
+        """Mark the handler as ended: tasks that outlive it may wait for the result of its delivery."""
+        self._inside = False

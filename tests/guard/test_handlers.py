@@ -226,7 +226,10 @@ async def test_a_delivery_of_work_that_has_not_ended_is_rejected(gate: Gate) -> 
     topic.trigger("k", 1)
     (delivery,) = topic.take()
     for result in _unfinished():
-        run, run_async = build_run(lambda _, it=result: it, "ns"), build_run_async(_returning(result), "ns")
+        run, run_async = (
+            build_run(lambda _, it=result: it, gate.context),
+            build_run_async(_returning(result), gate.context),
+        )
         for verdict in (
             contextvars.copy_context().run(run, delivery), await run_async(delivery),
             await Callback(_returning(result))("message"),
@@ -287,7 +290,9 @@ async def test_a_decorator_above_a_guarded_handler_runs(gate: Gate, above: Any, 
     (delivery,) = topic.take()
     # When a topic and a subscriber call it
     verdicts = [
-        await build_run_async(handler, "ns")(delivery) if awaiting else build_run(handler, "ns")(delivery),
+        await build_run_async(handler, gate.context)(delivery)
+        if awaiting
+        else build_run(handler, gate.context)(delivery),
         await Callback(handler)("message"),
     ]
     # Then each call goes through the decorator, and the effect happens once

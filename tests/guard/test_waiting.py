@@ -326,6 +326,54 @@ async def test_a_message_that_waits_for_the_run_around_it_is_in_progress(gate: G
     await gate.aio.close()
 
 
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_a_call_does_not_wait_for_a_batch_of_claims_around_it(gate: Gate, awaiting: bool) -> None:
+    handle = both(gate, awaiting)("handle")
+    if awaiting:
+        async with gate.aio.claim_many(["a", "b"], scope="s") as held, asyncio.timeout(60):
+            with pytest.raises(AlreadyInProgress, match=OWN):
+                await handle("b")
+            with pytest.raises(AlreadyInProgress, match=OWN):
+                await (await gate.aio.claim("a", scope="s")).wait("1h")
+            # A key that the body has ended is owned no more, and another key never was
+            await held[1].release()
+            assert await handle("b") == "b"
+            assert await handle("c") == "c"
+        assert await handle("a") == "a"
+    else:
+        with gate.claim_many(["a", "b"], scope="s") as claims:
+            with pytest.raises(AlreadyInProgress, match=OWN):
+                await asyncio.to_thread(handle, "b")
+            with pytest.raises(AlreadyInProgress, match=OWN):
+                gate.claim("a", scope="s").wait("1h")
+            claims[1].release()
+            assert handle("b") == "b"
+            assert handle("c") == "c"
+        assert handle("a") == "a"
+    await gate.aio.close()
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_a_message_does_not_wait_for_another_one_of_its_batch(gate: Gate, awaiting: bool) -> None:
+    handle = both(gate, awaiting)("handle")
+    other = {"a": "b", "b": "a"}  # the later one has not run yet, the earlier one is not completed yet
+    guard = gate.guard("s")
+
+    async def awaited(message: str) -> Any:
+        return await handle(other[message])
+
+    messages = [("a", "a"), ("b", "b")]
+    if awaiting:
+        verdicts = await asyncio.wait_for(guard.aio.run_many(messages, awaited, concurrency=2), 60)
+    else:
+        verdicts = await asyncio.to_thread(guard.run_many, messages, lambda message: handle(other[message]))
+    assert [type(verdict.error) for verdict in verdicts] == [AlreadyInProgress] * 2
+    assert all(OWN in str(verdict.error) for verdict in verdicts)
+    # And after the batch its keys are free
+    assert (await handle("a") if awaiting else handle("a")) == "a"
+    await gate.aio.close()
+
+
 @pytest.mark.parametrize("wait", ["once", "claim", "result", "store"])
 @pytest.mark.parametrize("aio", [False, True], ids=["blocking", "awaiting"])
 def test_timeouts_end_in_a_test_that_freezes_the_time(url: str, namespace: str, wait: str, aio: bool) -> None:
