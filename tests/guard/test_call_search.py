@@ -1,11 +1,11 @@
 """No order of steps lets a second caller run the work of a caller that lives and renews. The search finds each fault
-that is put into the drivers.
+that is put into the guarded call.
 
-The drivers are the real ones. Renewals are steps of their own, and time passes in thirds of a lease, also between the
+The calls are the real ones. Renewals are steps of their own, and time passes in thirds of a lease, also between the
 end of the work and the answer to its completion. What is assumed is what the promises assume: a renewal that is made
 reaches the store before a third of the lease has passed.
 
-`IDEMGATE_DEPTH=9 pytest tests/guard/test_driver_search.py -s` looks further.
+`IDEMGATE_DEPTH=9 pytest tests/guard/test_call_search.py -s` looks further.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from idemgate.guard.heartbeat import Heartbeat
 from idemgate.testing import Clock
 from tests.claims import claims_of
 from tests.exhaustive import Violation
-from tests.guard.driver import LEASE, AwaitingCaller, BlockingCaller, Caller, Program
+from tests.guard.callers import LEASE, AwaitingCaller, BlockingCaller, Caller, Program
 
 DEPTH = int(os.environ.get("IDEMGATE_DEPTH", "7"))
 """Steps. One more takes about twice as long."""
