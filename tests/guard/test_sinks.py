@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -167,6 +168,15 @@ async def test_a_handler_that_raises_is_not_stored(gate: Gate, sink: Any) -> Non
     case.result = ConnectionError("the bank is closed")
     assert (await case.pay()).outcome == "failed"
     assert sink.rows == {}
+
+
+async def test_a_result_that_holds_unfinished_work_is_rolled_back(gate: Gate, sink: Any) -> None:
+    case = Case(gate, sink)
+    case.result = [Future[None]()]
+    verdict = await case.pay()
+    assert (verdict.outcome, type(verdict.error)) == ("rejected", InvalidArgument)
+    assert sink.rows == {}
+    assert gate.inspect("p1", scope="pay").state == "released"
 
 
 class Suppressing(Memory):
