@@ -19,15 +19,14 @@ LIMIT = re.compile(r'"LIMIT"|"?0"?, "?0"?[,)]|most - 1|- 1\)|- 1, |0, 499|middle
 """What bounds a range: a limit, or both ends by rank."""
 
 BOUNDED_ELSEWHERE = {
-    ("topics/lib/next_entries", "HGETALL", "K.meta"): "counters of a slot",
-    ("topics/lib/next_entries", "HKEYS", "hash"): "messages that stand nowhere, of which there should be none",
+    ("topics/reshard/unload", "HGETALL", "K.meta"): "counters of a slot",
+    ("topics/reshard/unload", "HKEYS", "hash"): "messages that stand nowhere, of which there should be none",
     ("membership/lib/members", "HGETALL", "K.held"): "slots of the topics that a group of workers serves",
     ("membership/lib/members", "ZRANGEBYSCORE", "K.alive"): "members of a group of workers",
     ("membership/heartbeat", "HGETALL", "K.meta"): "members of a group of workers",
     ("membership/list", "HGETALL", "K.held"): "slots of the topics that a group of workers serves",
     ("membership/list", "ZRANGEBYSCORE", "K.alive"): "members of a group of workers",
     ("topics/reshard/reopen", "HKEYS", "K.meta"): "counters of a slot, and one field for each slot that moved into it",
-    ("topics/reshard/unload", "HGETALL", "K.meta"): "counters of a slot",
     ("topics/reshard/unload", "HKEYS", "K.meta"): "counters of a slot",
     ("topics/audit", "HGETALL", "K[part]"): "the maximum of entries and bytes in its arguments",
     ("topics/audit", "HKEYS", "K[part]"): "the maximum of entries in its arguments",

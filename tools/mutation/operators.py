@@ -19,7 +19,7 @@ T = TypeVar("T")
 UNTRIED = ("store/", "subscribers/")
 HOT = re.compile(
     r"guard/|dedup/|topics/(trigger|take|settle|settle_and_take|cancel)$"
-    r"|topics/lib/slot/(take_messages|read_due_batch|write_batch|settle_deliveries)$"
+    r"|topics/lib/slot/(take_messages|settle_deliveries)$"
 )
 """What every message goes through: thrice as densely sampled, and judged first."""
 RULES: list[tuple[str, str, str]] = [

@@ -10,6 +10,7 @@
 --- ARGV[6..] five an entry: kind (as in unload, or t, a reply); name; number (half minute of a reply, expiry of an event id);
 ---         value; "1" if active in its group
 --- Returns {"ok", now ms} {"open", now ms} (another change closed or reopened it) {"foreign", now ms, problem}
+--- Keys: hash
 --- @include "lib/now"
 --- @include "topics/lib/slot/slot"
 --- @include "topics/lib/validate/slot"
@@ -17,7 +18,135 @@
 --- @include "topics/lib/slot/message"
 --- @include "topics/lib/events"
 --- @include "topics/lib/slot/counters"
---- @include "topics/lib/load_entries"
+--- @include "topics/lib/schedule/schedule"
+--- @include "topics/lib/schedule/requeue"
+--- @include "topics/lib/dead_letters"
+-- Load one entry of another slot (topics/reshard/load).
+local function group_reenter(K, group, key, inside)
+  if inside == "1" then
+    group_enter(K, group, key)
+  end
+end
+
+-- Merge a message with the pending one that another slot had of its key.
+local function merge_pending(K, p, add_count, key, m, inside, hash)
+  local group, waiting = m.group, decode_message(redis.call("HGET", hash, key))
+  local stood = waiting.due
+  add_count("folded", requeue(K, p, key, m, m.due, m.why))
+  if hash == K.next then
+    return
+  end
+  m = decode_message(redis.call("HGET", hash, key))
+  if m.pinned == 1 or m.group ~= group and m.due > stood then
+    -- No group waits for a time set by the caller, nor for a message that was not active in it.
+    group_leave(K, m.group, key, p.group_limit)
+  elseif m.group == group then
+    group_reenter(K, group, key, inside)
+  end
+end
+
+local function put_back(K, kind, key, at, m)
+  if kind == "b" or kind == "s" then
+    schedule(K, key, m)
+  elseif kind == "p" then
+    redis.call("ZADD", K.scheduled, at, key)
+  elseif kind == "r" then
+    redis.call("ZADD", K.ready, at, ready_member(key, m))
+  else
+    redis.call("ZADD", K.group_waiting, 0, waiting_member(key, m))
+  end
+end
+
+local function load_pending(K, p, add_count, kind, key, at, packed, inside)
+  local m, hash = decode_message(packed), pending_hash(K, key)
+  local flying = hash == K.next
+  if kind == "p" and tonumber(at) ~= m.due then
+    m.due, m.why = tonumber(at), reason.flush
+    packed = encode_message(m)
+  end
+  local group = m.group
+  if redis.call("HEXISTS", hash, key) == 1 then
+    merge_pending(K, p, add_count, key, m, inside, hash)
+  else
+    redis.call("HSET", hash, key, track_large(K, packed))
+    if not flying then
+      put_back(K, kind, key, at, m)
+      group_reenter(K, group, key, inside)
+    end
+  end
+  if flying and (kind == "p" or kind == "r") then
+    -- The key now waits for a delivery of another group. Its own group does not wait for it, and the next member of
+    -- that group goes on.
+    group_promote(K, group, p.group_limit)
+  end
+end
+
+local function load_delivery(K, p, now_ms, add_count, key, ends, packed, inside)
+  local entry, delivered = unpack(cmsgpack.unpack(packed))
+  local m = decode_message(delivered)
+  local group = m.group -- merging changes it
+  if redis.call("HEXISTS", K.inflight, key) == 1 then
+    add_count("lapsed", 1)
+    m.attempts = m.attempts + 1
+    add_count("folded", requeue(K, p, key, m, now_ms, reason.retry))
+    group_promote(K, group, p.group_limit)
+    return
+  end
+  local waiting = redis.call("HGET", K.messages, key)
+  if waiting then
+    redis.call("HSET", K.next, key, waiting)
+    waiting = decode_message(waiting)
+    unschedule(K, key, waiting)
+    group_leave(K, waiting.group, key, p.group_limit)
+  end
+  redis.call("HSET", K.inflight, key, entry)
+  redis.call("HSET", K.messages, key, track_large(K, delivered))
+  redis.call("ZADD", K.leases, ends, key)
+  group_reenter(K, group, key, inside)
+end
+
+local function load_dead_letter(K, id, died, packed)
+  local letter = cmsgpack.unpack(packed)
+  letter[5] = free_dead_id(K, tonumber(id))
+  redis.call("HSET", K.dead_data, digits(letter[5]), track_large(K, cmsgpack.pack(letter)))
+  redis.call("ZADD", K.dead, died, digits(letter[5]))
+end
+
+local function load_fact(K, now_ms, name, expires, value)
+  local current = tonumber(redis.call("ZSCORE", K.dedup_expiry, name)) or 0
+  local held = redis.call("HGET", K.dedup, name)
+  if held and string.sub(name, 1, 1) == "v" and current > now_ms
+    and (tonumber(string.match(held, "^[^ ]+")) or -math.huge) > tonumber(string.match(value, "^[^ ]+")) then
+    value = held
+  end
+  redis.call("HSET", K.dedup, name, value)
+  redis.call("ZADD", K.dedup_expiry, math.max(current, tonumber(expires)), name)
+end
+
+local function load_counter(K, name, value)
+  if name == "fence" or name == "rate" or name == "lease" then
+    local current = tonumber(redis.call("HGET", K.meta, name)) or 0
+    redis.call("HSET", K.meta, name, digits(math.max(current, tonumber(value) or 0)))
+  elseif name == "paused" then
+    redis.call("HSETNX", K.meta, name, value)
+  else
+    add_counters(K, { [name] = tonumber(value) })
+  end
+end
+
+local function load_reply(K, request, half, packed)
+  local log = tonumber(half) % 2
+  local period = tonumber(redis.call("HGET", K.replies[log], "")) or 0
+  if period < tonumber(half) then
+    redis.call("UNLINK", K.replies[log])
+    redis.call("HSET", K.replies[log], "", half)
+    redis.call("PEXPIRE", K.replies[log], 120000)
+  end
+  if period <= tonumber(half) then
+    redis.call("HSET", K.replies[log], request, packed)
+  end
+end
+
 local K, p, source, number = slot(KEYS), policy(ARGV[3]), "from:" .. ARGV[4], tonumber(ARGV[5])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem, closed = validate_slot(K)

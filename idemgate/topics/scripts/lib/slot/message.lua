@@ -32,6 +32,11 @@ local function encode_message(m)
   return header .. encode_extension({ m.attempts, m.failure, m.version, m.priority, m.group, m.splits, m.earlier, m.rank }) .. acc
 end
 
+-- Return the header of a message with another serial.
+local function with_serial(header, serial)
+  return string.sub(header, 1, 25) .. struct.pack(">I6", serial)
+end
+
 -- Return a packed message with another due time. The rest is copied.
 local function with_due(packed, due, why)
   return string.sub(packed, 1, 1) .. struct.pack("B", why) .. string.sub(packed, 3, 19) .. struct.pack(">I6", due) .. string.sub(packed, 26)

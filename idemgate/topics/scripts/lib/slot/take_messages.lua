@@ -1,4 +1,5 @@
 --- Makes a part of the reply.
+--- Keys: from
 --- @include "topics/lib/slot/header"
 --- @include "topics/lib/slot/inflight"
 --- @include "lib/fence"
@@ -9,9 +10,101 @@
 --- @include "topics/lib/slot/reclaim_lapsed"
 --- @include "topics/lib/slot/counters"
 --- @include "topics/lib/schedule/next_due"
---- @include "topics/lib/slot/read_due_batch"
---- @include "topics/lib/slot/write_batch"
---- @include "topics/lib/slot/limits"
+--- @include "topics/lib/slot/budget"
+--- @include "topics/lib/slot/add_entries"
+-- Return how many messages may be delivered, and when the slot opens again: 0 = open now, a time in ms, or nil = when a
+-- delivery ends. The rate is a generic cell rate algorithm (GCRA): the theoretical arrival time may run ahead of the
+-- clock by at most the burst.
+local function count_permitted(K, want, wanted, paused, rate, now_us)
+  if paused then
+    return 0, nil
+  end
+  if want.flights > 0 then
+    local room = want.flights - redis.call("HLEN", K.inflight)
+    if room <= 0 then
+      return 0, nil
+    end
+    wanted = math.min(wanted, room)
+  end
+  if want.interval > 0 then
+    local ahead, burst = math.max(rate, now_us), want.burst * want.interval
+    local room = math.max(0, math.floor((now_us + burst - ahead) / want.interval))
+    if room < wanted then
+      return room, math.ceil((ahead + want.interval * (room + 1) - burst) / 1000)
+    end
+  end
+  return wanted, 0
+end
+
+-- Restart leases and the rate limit from now, because the clock jumped back: tokens follow the clock, and the last one
+-- is ahead of it. Tokens of one batch run ahead of the clock by microseconds.
+local function restart_times(K, now_us, want, rate)
+  local lease_end, most = digits(math.floor(now_us / 1000) + want.lease), now_us + want.interval * want.burst
+  for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.leases, "(" .. lease_end, "+inf", "LIMIT", 0, 1000)) do
+    redis.call("ZREM", K.leases, key)
+    redis.call("ZADD", K.leases, lease_end, key)
+  end
+  if rate > most then
+    redis.call("HDEL", K.meta, "") -- a server without memory refuses a script whose first write may allocate
+    redis.call("HSET", K.meta, "rate", digits(most))
+  end
+  return math.min(rate, most)
+end
+
+-- Return the next due messages: their keys, their due times, and their members in the set that holds them.
+local function next_due_messages(K, ranked, now_ms, most)
+  local found, dues = {}, {}
+  if ranked then
+    --- @include "topics/lib/schedule/schedule"
+    local members = redis.call("ZRANGE", K.ready, 0, most - 1)
+    for i, member in ipairs(members) do
+      dues[i], found[i] = parse_ready(member)
+    end
+    return found, dues, members
+  end
+  local scored = redis.call("ZRANGEBYSCORE", K.scheduled, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
+  for i = 1, #scored, 2 do
+    local n = (i + 1) / 2
+    found[n], dues[n] = scored[i], tonumber(scored[i + 1])
+  end
+  return found, dues, found
+end
+
+-- Read a batch of at most `most` due messages: `keys`, `dues` and `members` as `next_due_messages` returns them. The first `n`
+-- of them fit into `bytes`; `messages` holds these, and `bytes` what remains. `full`: there may be more.
+local function read_due_batch(K, p, ranked, now_ms, most, bytes)
+  local batch = {}
+  batch.keys, batch.dues, batch.members = next_due_messages(K, ranked, now_ms, most)
+  batch.n, batch.bytes = count_within_budget(K, p, batch.keys, bytes, "messages")
+  if batch.n > 0 then
+    batch.full = batch.n == most or batch.n < #batch.keys
+    batch.messages = redis.call("HMGET", K.messages, unpack(batch.keys, 1, batch.n))
+  end
+  return batch
+end
+
+-- Write the deliveries of a batch, and remove what it moved from the set `from`. `entries` and `leases` have `size` values.
+local function write_batch(K, from, batch, entries, leases, size, moved)
+  add_entries(K.inflight, entries, size, K.leases, leases, size)
+  if batch.waiting and #batch.waiting > 0 then
+    redis.call("HSET", K.messages, unpack(batch.waiting))
+    redis.call("ZADD", K.group_waiting, unpack(batch.waiting_members))
+  end
+  if #moved > 0 then
+    redis.call("ZREM", from, unpack(moved))
+  end
+end
+
+-- Record what a take delivered: its last token, the longest lease, the number of messages, the time of the rate limit.
+local function record_take(K, want, token_text, taken, meta, rate, now_us)
+  local longest, delivered = tonumber(meta[3]) or 0, count_of(meta[7])
+  local words = { "fence", token_text, "lease", digits(math.max(want.lease, longest)), "taken", digits(delivered + taken) }
+  if want.interval > 0 then
+    words[7], words[8] = "rate", digits(math.max(rate, now_us) + taken * want.interval)
+  end
+  redis.call("HSET", K.meta, unpack(words))
+end
+
 -- Return the deliveries of an earlier take that it still owns.
 local function replay_take(K, known, now_ms)
   local token, reply = digits(known[3]), { "ok", now_ms, next_due(K, now_ms, 0), known[2], 0 }

@@ -72,7 +72,7 @@ local function accept_any(t)
     local header, due, score = prepare(options, extended)
     if options.group ~= "" then
       -- The messages of a group have serials of their own: those of one time are delivered in this order.
-      header = string.sub(header, 1, 25) .. struct.pack(">I6", call.new.serial)
+      header = with_serial(header, call.new.serial)
     end
     if extended then
       header = header .. encode_extension({ 0, "", options.version, options.priority, options.group, 0, "" })

@@ -15,8 +15,9 @@ local function validate_merges(call, names, all_options)
   for n, key in ipairs(problem and {} or names) do
     local options, m = all_options[n], call.pending[key]
     local target = call.in_flight[key] and K.next or K.messages
-    if type(m) == "string" and p.raw and string.byte(m) ~= 2 and string.byte(m) ~= 3 then
-      problem = not read_header(m) and corrupt_entry(target, key) -- nothing else to decode
+    local flags = type(m) == "string" and read_header(m)
+    if type(m) == "string" and p.raw and not (flags and flags > 1) then
+      problem = not flags and corrupt_entry(target, key) -- nothing else to decode
     elseif type(m) == "string" then
       m = validate_message(m, p.merge)
       call.pending[key] = m
