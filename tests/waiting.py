@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-__all__ = ["eventually", "wait_until"]
+__all__ = ["eventually", "stop_group", "wait_until"]
 
 MISSED = "it did not happen"
 
@@ -45,3 +49,23 @@ def wait_until(
             pass
         assert time.monotonic() < end, why()
         time.sleep(0.003)
+
+
+def stop_group(group: int) -> None:
+    """Stop the processes of a group, and return once all of them stand still.
+
+    On a busy machine the threads of a process go on until the one that gets the signal has its turn.
+    """
+    os.killpg(group, signal.SIGSTOP)
+    wait_until(lambda: all(state in "TtZ" for state in _states(group)))
+
+
+def _states(group: int) -> list[str]:
+    """The states of the processes of a group, where /proc tells them."""
+    found: list[str] = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            state, _parent, its_group, *_ = file.read_text().rpartition(") ")[2].split()
+            if int(its_group) == group:
+                found.append(state)
+    return found

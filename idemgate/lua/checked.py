@@ -1,9 +1,9 @@
 """Scripts that check the rights of their user before the first write.
 
 The server checks each command of a script when the script calls it, and does not roll back. So a user whose access list
-lacks one command would be refused after a part of the writes. `checked` returns a variant that asks for all of its
-commands first (`redis.acl_check_cmd`, since Redis 7.0). Asking costs as much as a small command, so only users with a
-name get this variant: their connections replace the script of each request. The default user runs the script itself.
+lacks one command would be refused after a part of the writes. `checked_script` returns a variant that asks for all of
+its commands first (`redis.acl_check_cmd`, since Redis 7.0). Asking costs as much as a small command, so only users with
+a name get this variant: their connections replace the script of each request. The default user runs the script itself.
 
 A line `-- @allow ZADD HDEL` stands before the first write of a path. There the variant of a script in `_BY_PATH` asks
 for these commands only, or for all of them (`*`). Every other script asks for all of them at its beginning.
@@ -18,7 +18,7 @@ from typing import Any
 
 from idemgate.lua import Script, commands, name_of, script, source
 
-__all__ = ["checked", "checks_rights", "with_check"]
+__all__ = ["checked_script", "checks_rights", "with_check"]
 
 _BY_PATH = frozenset(
     (
@@ -62,7 +62,7 @@ def _calls(name: str, words: str) -> str:
 
 
 @cache
-def checked(name: str) -> Script:
+def checked_script(name: str) -> Script:
     """Return the variant of a script that checks its user's rights. It is the script itself if that writes nothing."""
     plain = script(name)
     text = plain.text.decode()
@@ -94,11 +94,11 @@ def with_check(request: bytes) -> bytes:
     if request.startswith(_EVALSHA, start):
         start += len(_EVALSHA)
         name = name_of(request[start : start + 40])
-        return request if name is None else b"".join((request[:start], checked(name).sha, request[start + 40 :]))
+        return request if name is None else b"".join((request[:start], checked_script(name).sha, request[start + 40 :]))
     if request.startswith(_EVAL, start):
         length, _, rest = request[start + len(_EVAL) :].partition(b"\r\n")
         name = name_of(sha1(rest[: int(length)], usedforsecurity=False).hexdigest().encode())
         if name is not None:
-            text = checked(name).text
+            text = checked_script(name).text
             return b"%b%b%d\r\n%b%b" % (request[:start], _EVAL, len(text), text, rest[int(length) :])
     return request

@@ -17,7 +17,7 @@ from idemgate.core.calls import KEY_ERRORS, Call, Incomplete, PerKeyCall, SlotMo
 from idemgate.core.clock import monotonic
 from idemgate.errors import NotDurable, ServerRejected, StoreError, StoreUnavailable
 from idemgate.lua import names, script
-from idemgate.lua.checked import checked
+from idemgate.lua.checked import checked_script
 
 __all__ = [
     "FAILURES",
@@ -366,7 +366,7 @@ def describe_rejection(error: Exception) -> str:
     if not _DENIED.search(text):
         fix = next((f". {fix}" for pattern, fix in _FIXES if re.search(pattern, text)), "")
         return f"the server refused: {text.removesuffix('.') if fix else text}{fix}"
-    script_names = {variant(name).sha.decode(): name for name in names() for variant in (script, checked)}
+    script_names = {variant(name).sha.decode(): name for name in names() for variant in (script, checked_script)}
     text = _SHA.sub(lambda match: script_names.get(match[0], match[0]), text)
     return f"this user's access list does not allow it: {text}. Run `idemgate acl` to print what each role needs"
 

@@ -336,7 +336,7 @@ class DeadTaken(NamedTuple):
     outdated: int = 0
 
     @property
-    def moved(self) -> int:
+    def moved_count(self) -> int:
         return self.taken - self.outdated
 
 
@@ -507,12 +507,12 @@ def _move_all(walk: _Walk, place: _Place, verb: str, _: DeadFilter) -> Plan[int]
     reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, ()))
     if reply is None:
         return 0
-    moved, left = reply.moved, reply.left
+    moved, left = reply.moved_count, reply.left
     # Only as many as there were at first: a redriven letter may die again meanwhile.
     while left > 0 and reply is not None and reply.taken:
         reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, (), min(left, PAGE)))
         if reply is not None:
-            moved, left = moved + reply.moved, left - reply.taken
+            moved, left = moved + reply.moved_count, left - reply.taken
     return moved
 
 
@@ -548,7 +548,7 @@ def _move_numbers(walk: _Walk, place: _Place, verb: str, numbers: builtins.list[
         reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, numbers[:PAGE]))
         if reply is None:
             break
-        moved, numbers = moved + reply.moved, numbers[reply.seen :]
+        moved, numbers = moved + reply.moved_count, numbers[reply.seen :]
     return moved
 
 

@@ -138,8 +138,8 @@ def test_a_script_asks_for_what_it_sends_after_its_first_write(
     role: str, raw: Any, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given scripts that note what they ask for and what they send
-    variants = {name: Script(name, TRACKING + checked.checked(name).text.decode()) for name in names()}
-    monkeypatch.setattr(checked, "checked", variants.__getitem__)
+    variants = {name: Script(name, TRACKING + checked.checked_script(name).text.decode()) for name in names()}
+    monkeypatch.setattr(checked, "checked_script", variants.__getitem__)
     # When a user does all that the role is for, Then no command that may be refused follows a write
     trial = Trial(raw, own, role)
     for scene in SCENES[role]:

@@ -143,7 +143,7 @@ def find_class(name: str, options: tuple[Any, ...], *, enum: bool = False) -> tu
     }  # fmt: skip
     if len(found) == 1:
         return found.popitem()
-    known = _loaded(name)
+    known = _loaded_type(name)
     if known in found:  # the others are left from a reload, or from `slots=True`
         return known, found[known]
     if not found and (generic := _find_generic(name, options)) is not None:
@@ -193,7 +193,7 @@ def _subclasses(kind: type) -> Iterator[type]:
         yield from _subclasses(cls)
 
 
-def _loaded(name: str) -> Any:
+def _loaded_type(name: str) -> Any:
     """Return what a loaded module has under this name, only to choose among the classes that were found."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)

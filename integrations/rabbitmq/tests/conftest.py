@@ -29,6 +29,7 @@ from tests.conftest import (  # noqa: F401 - rows of docs/reliability.md
     record_fault,
 )
 from tests.needs import report_missing
+from tests.waiting import stop_group
 
 # Not the one on PATH, which changes to the user of the system's service.
 SCRIPTS = [Path("/usr/lib/rabbitmq/bin/rabbitmq-server"), *map(Path, filter(None, [shutil.which("rabbitmq-server")]))]
@@ -96,7 +97,7 @@ class Broker:
         self._process.wait()
 
     def away(self) -> None:
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        stop_group(self._process.pid)
 
     def back(self) -> None:
         os.killpg(self._process.pid, signal.SIGCONT)

@@ -15,6 +15,7 @@ import pytest
 
 from idemgate import Gate
 from tests.needs import report_missing
+from tests.waiting import stop_group
 
 SCRIPTS = [Path("/usr/share/zookeeper/bin/zkServer.sh"), *map(Path, filter(None, [shutil.which("zkServer.sh")]))]
 TICK_MS = 200
@@ -38,7 +39,9 @@ class Server:
         }  # fmt: skip
         with (folder / "out").open("wb") as out:
             command = ["bash", str(script), "start-foreground", str(config)]
-            self._process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(
+                command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
         self._wait_until_it_serves(port, folder / "out")
 
     def _wait_until_it_serves(self, port: int, out: Path) -> None:
@@ -58,7 +61,7 @@ class Server:
             return False
 
     def away(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        stop_group(self._process.pid)
 
     def back(self) -> None:
         self._process.send_signal(signal.SIGCONT)
