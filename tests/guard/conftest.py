@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ from idemgate.core import keys
 from idemgate.store import clients, sync
 from idemgate.store import connection_aio as line
 from idemgate.testing import Clock
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -57,13 +58,16 @@ def outlive_lease(face: Any, clock: Clock) -> Callable[..., Any]:
     only after a heartbeat has renewed the lease at the time before: no pause of this machine can end the lease.
     """
 
-    async def outlive(*keys: str, lease: float = 0.3, **options: Any) -> None:
-        for _ in range(4):
+    async def outlive(*keys: str, lease: float = 1.0, **options: Any) -> None:
+        async def is_renewed(key: str) -> bool:
+            record = await face.inspect(key, **options)
+            assert record.state == "in_progress"
+            return record.lease_left == pytest.approx(lease)  # type: ignore[no-any-return]
+
+        for _ in range(3):
             clock.advance(lease / 2)
             for key in keys:
-                while (record := await face.inspect(key, **options)).lease_left != pytest.approx(lease):
-                    assert record.state == "in_progress"
-                    await asyncio.sleep(0.002)
+                await eventually(partial(is_renewed, key))
 
     return outlive
 

@@ -316,7 +316,7 @@ async def test_heartbeats_keep_all_of_the_block_and_none_that_was_ended(
     face: Any, gate: Gate, outlive_lease: Any
 ) -> None:
     # Given a block that runs for longer than the lease
-    async with block(face, ["a", "b", "c"], lease="0.3s") as (a, b, c):
+    async with block(face, ["a", "b", "c"], lease="1s") as (a, b, c):
         await face.complete_many([(a, 1)])
         await outlive_lease("b", "c")
         # Then what it holds is kept alive, and what it has ended is no loss
@@ -332,7 +332,7 @@ async def test_heartbeats_keep_all_of_the_block_and_none_that_was_ended(
 
 
 async def test_a_claim_that_is_lost_while_the_block_runs_says_so(face: Any, gate: Gate) -> None:
-    async with block(face, ["a", "b"], lease="0.3s") as (a, b):
+    async with block(face, ["a", "b"], lease="1s") as (a, b):
         await face.forget("a", force=True)
         async with asyncio.timeout(30):
             while not a.lease_lost:
@@ -346,7 +346,7 @@ async def test_who_waits_inside_the_block_until_it_may_run_is_kept_alive_from_th
     face: Any, outlive_lease: Any
 ) -> None:
     owner = await face.claim("k")
-    async with block(face, ["k"], lease="0.3s") as (claim,):
+    async with block(face, ["k"], lease="1s") as (claim,):
         await owner.release()
         wait = claim.wait if face.awaiting else lambda seconds: asyncio.to_thread(claim.wait, seconds)
         assert await wait("60s") == "started"

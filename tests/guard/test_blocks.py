@@ -75,9 +75,9 @@ async def test_a_claim_lost_inside_the_block_is_counted(face: Any, gate: Gate) -
 
 
 async def test_a_body_that_goes_on_after_it_completed_has_lost_nothing(lasting: Any) -> None:
-    async with lasting.inside("k", lease="0.3s") as claim:
+    async with lasting.inside("k", lease="1s") as claim:
         await claim.complete("result")
-        await asyncio.sleep(0.2)  # while heartbeats find that nothing is held any more
+        await asyncio.sleep(0.4)  # while heartbeats find that nothing is held any more
         assert not current().lease_lost
     assert lasting.gate.counters["once.lease_lost_while_running"] == 0
 
@@ -123,7 +123,7 @@ async def test_who_waits_inside_the_block_until_it_may_run_is_kept_alive_from_th
 ) -> None:
     # Given a block whose claim was not granted at first
     owner = await face.claim("k")
-    async with face.inside("k", lease="0.3s") as claim:
+    async with face.inside("k", lease="1s") as claim:
         await owner.release()
         assert await claim.wait("60s") == "started"
         # When its body runs for longer than the lease

@@ -224,7 +224,7 @@ async def test_everything_else_says_that_the_store_is_away(nowhere: Any) -> None
 
 async def test_a_result_that_cannot_be_recorded_is_given_all_the_same_and_counted(impatient: Any, wire: Any) -> None:
     # Given a store that goes away while the work runs
-    @impatient.once(key="{k}", scope="s", lease="0.2s")
+    @impatient.once(key="{k}", scope="s", lease="1s")
     def handle(k: str) -> str:
         wire.cut()
         return "the effect happened"
@@ -238,7 +238,7 @@ async def test_a_result_that_cannot_be_recorded_is_given_all_the_same_and_counte
 
 
 async def test_a_failure_that_cannot_be_recorded_is_raised_all_the_same_and_counted(impatient: Any, wire: Any) -> None:
-    @impatient.once(key="{k}", scope="s", lease="0.2s")
+    @impatient.once(key="{k}", scope="s", lease="1s")
     def handle(k: str) -> str:
         wire.cut()
         raise ValueError("of the work")

@@ -50,14 +50,14 @@ async def test_who_waits_is_woken_when_the_owner_ends(face: Any, gate: Gate, raw
 
 async def test_who_waits_goes_on_when_the_lease_of_the_owner_lapses(lasting: Any) -> None:
     started = time.monotonic()
-    await lasting.claim("x", scope="s", lease="0.2s")
+    await lasting.claim("x", scope="s", lease="1s")
 
     @lasting.once(key="{k}", scope="s", on_in_progress="wait", wait="60s")
     def handle(k: str) -> tuple[str, int]:
         return "ran here", current().attempt
 
     assert await handle("x") == ("ran here", 2)
-    assert time.monotonic() - started > 0.15
+    assert time.monotonic() - started > 0.9
     assert lasting.gate.counters["once.taken_over"] == 1
 
 
@@ -138,7 +138,7 @@ async def test_both_flavours_guard_the_same_keys(gate: Gate) -> None:
 async def test_a_run_longer_than_its_lease_keeps_it(face: Any, gate: Gate, outlive_lease: Any) -> None:
     started, go = threading.Event(), threading.Event()
 
-    @face.once(key="{k}", scope="s", lease="0.3s")
+    @face.once(key="{k}", scope="s", lease="1s")
     def handle(k: str) -> str:
         started.set()
         assert go.wait(60)
@@ -146,16 +146,15 @@ async def test_a_run_longer_than_its_lease_keeps_it(face: Any, gate: Gate, outli
 
     task = asyncio.create_task(handle("x"))
     assert await asyncio.to_thread(started.wait, 60)
-    for _ in range(3):
-        await outlive_lease("x", scope="s")
-        assert not (await face.claim("x", scope="s", lease="1ms")).started
+    await outlive_lease("x", scope="s")
+    assert not (await face.claim("x", scope="s", lease="1ms")).started
     go.set()
     assert await task == "kept"
     assert gate.counters.snapshot() == {"once.started": 1, "once.completed": 1}
 
 
 async def test_when_the_run_ends_so_do_its_heartbeats(lasting: Any, gate: Gate) -> None:
-    @lasting.once(key="{k}", scope="s", lease="0.3s", on_error="keep")
+    @lasting.once(key="{k}", scope="s", lease="1s", on_error="keep")
     def handle(k: str) -> None:
         raise ValueError("keep")
 
@@ -170,7 +169,7 @@ async def test_a_lost_lease_is_told_to_the_run(face: Any, gate: Gate) -> None:
     # Given a run whose record an operator forgets by force
     told = threading.Event()
 
-    @face.once(key="{k}", scope="s", lease="0.3s")
+    @face.once(key="{k}", scope="s", lease="1s")
     def handle(k: str) -> bool:
         execution = current()
         assert not execution.lease_lost
@@ -187,7 +186,7 @@ async def test_a_lost_lease_is_told_to_the_run(face: Any, gate: Gate) -> None:
 
 
 async def test_a_run_that_cannot_reach_the_store_is_told_before_its_lease_is_gone(impatient: Any, wire: Any) -> None:
-    @impatient.once(key="{k}", scope="s", lease="0.3s")
+    @impatient.once(key="{k}", scope="s", lease="1s")
     def handle(k: str) -> str:
         wire.cut()
         while not current().lease_lost:
