@@ -483,7 +483,7 @@ async def test_a_store_outage_requeues_no_message(
                 # When it answers after some retries
                 await wait_for_count(gate, "held_store_unavailable", 3)
                 await asyncio.sleep(2)
-                # (Cut first: a claim that is granted without an answer would hold its key while the clock stands still.)
+                # (Cut first: a claim that is granted and whose answer is lost would hold its key for its lease.)
                 proxy.cut_all()
                 proxy.heal()
                 # Then the messages run, without a requeue
