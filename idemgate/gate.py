@@ -580,7 +580,8 @@ class Gate:
                 never delivered. Without `window`, `quiet` and `max_size` a message is delivered as soon as
                 possible. Pending triggers still merge.
             edge: "trailing" delivers at the end of the window. "leading" delivers the first trigger at once. It drops
-                and counts the others of the window. A message that is cancelled or dies ends its window.
+                and counts the others of the window. A message that is cancelled or dies ends its window, also if its
+                last lease lapsed and no worker has found it yet. Triggers that were dropped before are not restored.
             merge: how payloads merge: "last", "first", "append", "union", "count", "sum", "min", "max", `append(cap)`
                 or `union(cap)`; or a dict of field -> policy, in which "*" is for all other fields (default: last).
             lease: how long a delivery is valid without a heartbeat; see `once`.

@@ -96,6 +96,8 @@ class Policy:
             "limited": self.concurrency is not None,
         }  # fmt: skip
         options |= {name: True for name, given in flags.items() if given}
+        if self.edge == "leading":
+            options["attempts"] = self.max_attempts  # whether a lapsed delivery is retried
         if self.priority_boost is not None:
             options["boost"] = self.priority_boost
         if self.result_retention is not None:

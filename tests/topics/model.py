@@ -169,11 +169,18 @@ class Model:
         newest = self._recall("version", key)
         if version is not None and newest is not None and version < newest:
             return "dropped"
-        if self.rules.leading and self._recall("door", key) is not None:
+        if self.rules.leading and self._recall("door", key) is not None and not self._is_undone(key):
             if self.rules.quiet:
                 self.memo["door", key] = (1, self.now + self.rules.quiet)
             return "dropped"
         return None
+
+    def _is_undone(self, key: str) -> bool:
+        """Whether the delivery of a key lapsed and is not tried again, though no take has found it yet."""
+        flight = self.flights.get(key)
+        if flight is None or flight.lease_end > self.now or key in self.pending:
+            return False
+        return flight.cancelled or self._is_exhausted(flight.message)
 
     def _is_full(self, key: str) -> bool:
         """Whether the pending message has no room for a trigger, which it counts."""

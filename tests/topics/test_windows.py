@@ -182,6 +182,35 @@ async def test_a_leading_edge_accepts_the_next_trigger_if_nothing_was_done(
     assert (delivery.payload, (await topic.trigger("k", 4)).status) == (2, "dropped")
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_leading_edge_accepts_a_trigger_behind_a_lapsed_delivery_that_no_take_has_found(
+    face: Any, clock: Clock, cancelled: bool
+) -> None:
+    topic = face.topic("t", window="1h", edge="leading", max_attempts=2 if cancelled else 1, lease="10s")
+    # Given a delivery whose worker vanished, and that is not tried again
+    await topic.trigger("k", 1)
+    await topic.take(1)
+    if cancelled:
+        assert await topic.cancel("k") == "in_flight"
+    assert (await topic.trigger("k", 2)).status == "dropped"  # it may still be done
+    clock.advance("10s")
+    # When its key is triggered before any take, then the first trigger is accepted and opens a window of its own
+    assert (await topic.trigger("k", 3)).status == "scheduled"
+    assert (await topic.trigger("k", 4)).status == "dropped"
+    (delivery,) = await topic.take(1)
+    await topic.ack(delivery)
+    assert (delivery.payload, (await topic.trigger("k", 5)).status) == (3, "dropped")
+
+
+async def test_a_leading_edge_drops_triggers_behind_a_lapsed_delivery_that_is_retried(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", window="1h", edge="leading", max_attempts=2, lease="10s")
+    await topic.trigger("k", 1)
+    await topic.take(1)
+    clock.advance("10s")
+    assert (await topic.trigger("k", 2)).status == "dropped"
+    assert [delivery.payload for delivery in await topic.take(1)] == [1]
+
+
 async def test_a_message_that_dies_does_not_open_the_window_of_the_one_behind_it(face: Any, clock: Clock) -> None:
     topic = face.topic("t", window="1m", edge="leading")
     # Given a delivery that takes longer than its window, and the message of the next window behind it

@@ -53,7 +53,7 @@ local function check_dedup(call, key, options)
       return "dropped"
     end
   end
-  if p.leading and get_fact(call, "k" .. key) then
+  if p.leading and get_fact(call, "k" .. key) and (call.pending[key] or not call.undone[key]) then
     if p.quiet then
       set_fact(call, "k" .. key, options.group, now_ms + p.quiet)
     end
@@ -76,11 +76,32 @@ local function remember_trigger(call, key, options, due)
   end
 end
 
+-- Note in `call.undone` which keys have a delivery whose lease lapsed and that the next take ends as dead or cancelled. Nothing
+-- ran for its window, as in `reopen_window`. A message behind it has opened a window of its own. Return a problem, or nil.
+local function find_undone(call, names)
+  --- @include "topics/lib/validate/stored"
+  --- @include "topics/lib/schedule/requeue"
+  local K, p = call.K, call.p
+  for _, key in ipairs(names) do
+    local lapses = call.in_flight[key] and tonumber(redis.call("ZSCORE", K.leases, key))
+    if lapses and lapses <= call.now_ms then
+      local problem = validate_keys(K, p, { key })
+      if problem then
+        return problem
+      end
+      local entry = parse_entry(redis.call("HGET", K.inflight, key))
+      local m = delivered_message(K, key, entry)
+      m.attempts = m.attempts + 1
+      call.undone[key] = entry.cancelled or is_exhausted(p, m)
+    end
+  end
+end
+
 -- Return a problem with what is stored about the versions and the events of the triggers, or nil. A key of another type
 -- raises an error.
 local function validate_dedup(call, names, all_options)
   local K = call.K
-  call.facts, call.changed_facts = {}, {}
+  call.facts, call.changed_facts, call.undone = {}, {}, {}
   redis.call("HLEN", K.dedup)
   redis.call("ZCARD", K.dedup_expiry)
   for n, key in ipairs(names) do
@@ -97,4 +118,5 @@ local function validate_dedup(call, names, all_options)
       return corrupt_entry(K.dedup, name)
     end
   end
+  return call.p.leading and next(call.in_flight) and find_undone(call, names) or nil
 end
