@@ -18,7 +18,7 @@ from idemgate.core.clock import monotonic
 from idemgate.core.codec import Codec
 from idemgate.core.codec.packing import may_hold_model
 from idemgate.core.codec.restoring import holds_stored, restore
-from idemgate.core.codec.storable import describe_unstored, refuse_unfinished_inside
+from idemgate.core.codec.storable import describe_unstored, has_other_class, refuse_unfinished_inside
 from idemgate.core.keys import Key, text_of
 from idemgate.core.text import event_log, message_of, one_line
 from idemgate.core.validation import ENDED, call_async, call_blocking, refuse_unfinished
@@ -633,7 +633,8 @@ def _check_restorable(options: OnceOptions, result: object, data: bytes) -> bool
         restored = restore(options.codec.decode_stored(data), options.returns)
     except DecodeError as error:
         raise InvalidArgument("result", type(result), f"cannot be restored: {error.why}", fix) from error
-    if type(restored) is not type(result):  # another class has the same name
+    # Another class has the same name.
+    if type(restored) is not type(result) or (may_hold_model(data) and has_other_class(restored, result)):
         raise InvalidArgument("result", type(result), "would come back as another class", fix)
     return False
 

@@ -15,6 +15,7 @@ from idemgate.core.codec.decoding import unpack
 from idemgate.core.codec.models import rebuild
 from idemgate.core.codec.restoring import holds_stored
 from idemgate.core.codec.state import StoredModel
+from idemgate.core.codec.storable import has_other_class
 from idemgate.core.durations import Duration
 from idemgate.core.key_template import KeySpec, compile_key
 from idemgate.core.keys import Key
@@ -250,24 +251,29 @@ class _Arguments:
         found = {name: self._restore(name, value) for name, value in (self._empty | delivery._stored_payload).items()}
         return inspect.BoundArguments(self._signature, cast(Any, found))
 
-    def build_check(self, codec: Codec) -> Callable[[Merge, bytes], None]:
+    def build_check(self, codec: Codec) -> Callable[[Merge, bytes, Any], None]:
         """Return a check that raises InvalidArgument for a trigger whose arguments cannot be restored."""
 
-        def check(merge: Merge, acc: bytes) -> None:
+        def check(merge: Merge, acc: bytes, given: Any) -> None:
             payload = merge.lower(acc if merge.raw else unpack(acc, "a payload"), codec.decode_stored)
             if not isinstance(payload, dict):
                 fix = "Pass a dict of its arguments, or call its trigger()"
                 raise InvalidArgument("payload", payload, f"{self._name} needs its arguments by name", fix)
             for name, value in cast("dict[str, Any]", payload).items():
                 try:
-                    self._restore(name, value)
+                    restored = self._restore(name, value)
                 except DecodeError as error:
-                    problem = f"{self._name} could not be called with it: {error.why}"
-                    fix = "Annotate the parameter, or the field that holds it, with its class, or pass plain data"
-                    shown = value.name if isinstance(value, StoredModel) else cast(Any, type(value))
-                    raise InvalidArgument(f"payload[{name!r}]", shown, problem, fix) from error
+                    raise self._refusal(name, value, error.why) from error
+                # What a trigger holds in its stored form was checked when it was packed.
+                if holds_stored(value) and has_other_class(restored, given.get(name)):
+                    raise self._refusal(name, value, "it would come back as another class of the same name")
 
         return check
+
+    def _refusal(self, name: str, value: Any, why: str) -> InvalidArgument:
+        fix = "Annotate the parameter, or the field that holds it, with its class, or pass plain data"
+        shown = value.name if isinstance(value, StoredModel) else cast(Any, type(value))
+        return InvalidArgument(f"payload[{name!r}]", shown, f"{self._name} could not be called with it: {why}", fix)
 
     def _restore(self, name: str, value: Any) -> Any:
         if name in self._unknown and holds_stored(value):

@@ -30,8 +30,8 @@ __all__ = [
     "stored_policy",
 ]
 
-CheckPayload = Callable[[Merge, bytes], None]
-"""A check of a lifted payload. It raises InvalidArgument if the handler could not take it."""
+CheckPayload = Callable[[Merge, bytes, Any], None]
+"""A check of a lifted payload, and of what it was. It raises InvalidArgument if the handler could not take it."""
 A = TypeVar("A")
 E = TypeVar("E")
 T = TypeVar("T")

@@ -136,7 +136,7 @@ class TriggerCalls(BaseCalls):
             options = self._pack_options(trigger, options)
         acc = self.policy.merge.lift(trigger.payload, self.codec)
         if self.check is not None:
-            self.check(self.policy.merge, acc)
+            self.check(self.policy.merge, acc, trigger.payload)
         return key, options, acc, key if group is None else keys.raw(group)
 
     def _pack_options(self, trigger: Trigger, time: bytes) -> bytes:

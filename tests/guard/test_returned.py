@@ -9,7 +9,7 @@ from datetime import datetime, time
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NewType, Protocol, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
 import pydantic
@@ -159,6 +159,11 @@ class Held:
     by: Any
 
 
+@dataclass
+class Pocket(Generic[T]):
+    inside: T
+
+
 @pytest.mark.parametrize(
     ("result", "returns"),
     [
@@ -180,6 +185,39 @@ async def test_a_result_that_no_duplicate_could_get_is_counted_at_the_first_run(
         await face.once(key="{k}", scope="s")(handle)("x")
     # Where no duplicate gets a result, it is stored for `inspect` all the same
     assert await face.once(key="{k}", scope="skip", on_done="skip")(handle)("x") is result
+    assert face.gate.counters["once.result_not_stored"] == 1
+
+
+def of_one_name() -> tuple[Any, Any]:
+    """Return two classes that have the same name."""
+
+    def make() -> Any:
+        @dataclass
+        class Local:
+            n: int
+
+        return Local
+
+    return make(), make()
+
+
+@pytest.mark.parametrize("place", ["list", "dict", "model"])
+async def test_a_result_with_a_class_of_the_same_name_inside_is_not_stored(face: Any, place: str) -> None:
+    one, other = of_one_name()
+    returns = {"list": list[one], "dict": dict[str, one], "model": Pocket[one]}[place]  # type: ignore[valid-type]
+
+    def handle(k: str, of: Any) -> Any:
+        return {"list": [of(1)], "dict": {"a": of(1)}, "model": Pocket(of(1))}[place]
+
+    handle.__annotations__["return"] = returns
+    guarded = face.once(key="{k}", scope="s")(handle)
+    # Given results of the annotated class, and of another one with its name
+    await guarded("fine", one)
+    await guarded("other", other)
+    # Then only the first one reaches a duplicate
+    assert await guarded("fine", one) == handle("fine", one)
+    with pytest.raises(ResultUnavailable, match="would come back as another class"):
+        await guarded("other", other)
     assert face.gate.counters["once.result_not_stored"] == 1
 
 

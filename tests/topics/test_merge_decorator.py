@@ -360,6 +360,13 @@ async def test_a_function_never_gets_the_stored_form_of_a_model(face: Any, gate:
     assert await _deliver(bare, face) == {"a": [fields]}
 
 
+def local_line() -> Any:
+    @dataclass
+    class Local(Line): ...
+
+    return Local
+
+
 async def test_a_trigger_that_could_not_be_restored_is_refused(face: Any, gate: Gate, everything: Any) -> None:
     @gate.merge(key="{n}", merge={"items": append()}, name="held")
     def handle(n: int, held: Held | None = None, items: list[Held] | None = None, line: Line | None = None) -> None: ...
@@ -380,6 +387,20 @@ async def test_a_trigger_that_could_not_be_restored_is_refused(face: Any, gate: 
             await face.topic("held").trigger_many([(1, {"n": 1, **named})])
         with pytest.raises(InvalidArgument, match=says):
             handle.topic.pack_trigger(Trigger(1, {"n": 1, **named}))
+    # A class of a function has the name of another class
+    Local, Other = local_line(), local_line()  # noqa: N806
+    assert Local is not Other
+
+    def take(n: int, held: Any = None, lines: Any = None) -> None: ...
+
+    take.__annotations__ |= {"held": Local, "lines": list[Local]}  # type: ignore[valid-type]
+    local = gate.merge(key="{n}", name="local")(take)
+    for named in ({"held": Other("a", 1)}, {"lines": [Other("a", 1)]}):
+        with pytest.raises(InvalidArgument, match=r"payload\['.*would come back as another class of the same name"):
+            await _trigger(local, face, 1, **named)
+        packed = Trigger(1, {"n": 1, **named})
+        with pytest.raises(InvalidArgument, match="another class of the same name"):
+            local.topic.pack_trigger(packed)
     with pytest.raises(InvalidArgument, match="needs its arguments by name"):
         await face.topic("vague").trigger(1, 5)
     with pytest.raises(InvalidArgument, match="annotation of 'held' cannot be evaluated"):
@@ -387,3 +408,6 @@ async def test_a_trigger_that_could_not_be_restored_is_refused(face: Any, gate: 
     assert everything() == before
     await _trigger(unknown, face, 1, "plain")
     assert await _trigger(handle, face, 1, Held(1), Held(2))
+    assert await _trigger(local, face, 1, Local("a", 1), [Local("a", 1)])
+    sent = local.topic.unpack_trigger(local.topic.pack_trigger(Trigger(2, {"n": 2, "lines": [Local("a", 1)]})))
+    assert await face.topic("local").trigger_many([sent])

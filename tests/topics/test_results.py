@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -35,6 +36,19 @@ async def test_all_merged_callers_get_one_result(face: Any, clock: Clock) -> Non
     assert await topic.result(other, 0) == {"sum": 9}
     counters = (await topic.stats()).counters
     assert (counters["acked"], counters["acked_triggers"]) == (2, 4)
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_an_ack_with_unfinished_work_in_its_result_is_refused(face: Any, many: bool) -> None:
+    topic = face.topic("t", result_retention="10m")
+    await topic.trigger("k", 1)
+    delivery = await _take(topic)
+    pending = Future[None]()
+    with pytest.raises(InvalidArgument, match=r"result\[0\].*Future"):
+        await topic.ack([delivery] if many else delivery, result=[pending])
+    # Then nothing was written: the delivery can be acknowledged, with what the work returns
+    assert not pending.cancelled()
+    assert await topic.ack(delivery, result="done") == "ok"
 
 
 async def test_a_trigger_during_a_delivery_waits_for_the_next_one(face: Any) -> None:

@@ -6,15 +6,17 @@ import inspect
 import types
 import typing
 from collections import abc
+from collections.abc import Iterator
+from enum import Enum
 from types import NoneType
 from typing import Any, Union, cast, get_args, get_origin
 
 from idemgate.core.codec.annotations import BUILT_IN, is_typed_dict, unwrap
-from idemgate.core.codec.state import holds_fields, is_entity, read_state
+from idemgate.core.codec.state import class_name, holds_fields, is_entity, read_state
 from idemgate.core.validation import refuse_unfinished
 from idemgate.errors import InvalidArgument
 
-__all__ = ["describe_unstored", "find_unstorable", "refuse_unfinished_inside"]
+__all__ = ["describe_unstored", "find_unstorable", "has_other_class", "refuse_unfinished_inside"]
 
 _BASES: tuple[Any, ...] = tuple(BUILT_IN - {object})
 _CALLABLE = cast(Any, abc).Callable
@@ -78,20 +80,35 @@ def refuse_unfinished_inside(result: object) -> None:
         InvalidArgument: the first one found; see `refuse_unfinished`.
     """
     refusals: list[InvalidArgument] = []
-    left, seen = [result], set[int]()
-    while left:
-        item = left.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
+    for item in _walk(result):
         try:
             refuse_unfinished(item)
         except InvalidArgument as refusal:
             refusals.append(refusal)
-            continue
-        left += _members(item)
     if refusals:
         raise refusals[0]
+
+
+def has_other_class(restored: object, value: object) -> bool:
+    """Return True if a model or enum in a restored value has another class of the same name as the one in `value`."""
+    back = _find_classes(restored)
+    missing = _find_classes(value) - back
+    return bool(missing) and not {*map(class_name, missing)}.isdisjoint(map(class_name, back))
+
+
+def _find_classes(value: object) -> set[type]:
+    return {type(item) for item in _walk(value) if holds_fields(type(item)) or isinstance(item, Enum)}
+
+
+def _walk(value: object) -> Iterator[Any]:
+    """Yield a value and what is in it: members of containers and attributes of models, each object once."""
+    left, seen = [value], dict[int, object]()  # kept, so that no other object gets the same id
+    while left:
+        item = left.pop()
+        if id(item) not in seen:
+            seen[id(item)] = item
+            yield item
+            left += _members(item)
 
 
 def _members(item: Any) -> list[Any]:
@@ -103,4 +120,4 @@ def _members(item: Any) -> list[Any]:
         model = read_state(item)
     except Exception:  # noqa: BLE001 - code of the user, and the result is not stored anyhow
         return []
-    return [] if model is None else [*model.fields.values()]
+    return [] if model is None else [*model.fields.values(), *model.hidden.values()]
