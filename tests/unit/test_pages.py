@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+STORIES = sorted((ROOT / "idemgate").rglob("README.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), *STORIES]
 PROMISES = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
 PROMISED = re.findall(r"^\| (P\d+) \| ", PROMISES, re.MULTILINE)
 NAMED = re.compile(r"(?<![\w/-])((?:tests|benchmarks|idemgate|integrations)/[\w/.-]*\w)(?:::(\w+))?`")
@@ -62,6 +63,26 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     for path, name in NAMED.findall(page.read_text(encoding="utf-8")):
         assert (ROOT / path).exists() or (ROOT / f"{path}.py").exists(), path
         assert not name or name in functions_of(path), f"{path}::{name}"
+
+
+@pytest.mark.parametrize("page", STORIES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_step_of_a_story_names_functions_of_its_files(page: Path) -> None:
+    steps = [
+        row.strip("| ").split(" | ")
+        for row in page.read_text(encoding="utf-8").splitlines()
+        if row[:3] > "| 0" and row[:3] < "| :"
+    ]
+    assert steps
+    for _, *calls, files in steps:
+        found = [
+            ROOT / name if name.startswith("idemgate/") else page.parent / name for name in re.findall("`(.+?)`", files)
+        ]
+        text = "\n".join(file.read_text(encoding="utf-8") for file in found)
+        for call in re.findall("`(.+?)`", " ".join(calls)):
+            for name in call.split("."):
+                assert re.search(rf"^\s*(?:async def|def|class|local function) {name}\b", text, re.MULTILINE), (
+                    f"{call}: {files}"
+                )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
