@@ -26,6 +26,7 @@ __all__ = [
     "Send",
     "SendAll",
     "explain_redirect",
+    "is_out_of_memory",
     "is_transient",
     "lacks_cluster_url",
     "needs_retry",
@@ -332,6 +333,11 @@ def suggests_failover(error: object) -> bool:
 
 
 _NAMED_ALONE = "but the URL names it alone"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if the server refused a write because it is out of memory. It may refuse to create what exists."""
+    return isinstance(error, ServerRejected) and "'maxmemory'" in str(error)
 
 
 def lacks_cluster_url(error: Exception) -> bool:

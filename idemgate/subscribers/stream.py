@@ -33,6 +33,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.validation import check_int
 from idemgate.errors import InvalidArgument, ServerRejected, StoreError
 from idemgate.store.context import Context
+from idemgate.store.retry import is_out_of_memory
 from idemgate.subscribers.callback import check_callback
 from idemgate.subscribers.reader import EntryReader
 from idemgate.subscribers.stream_group import (
@@ -41,7 +42,6 @@ from idemgate.subscribers.stream_group import (
     PendingEntry,
     consumer_name,
     is_group_missing,
-    is_out_of_memory,
 )
 
 __all__ = ["Stream"]

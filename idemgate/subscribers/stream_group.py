@@ -15,7 +15,7 @@ from idemgate.errors import ServerRejected
 from idemgate.store.aio import AsyncLink
 from idemgate.subscribers.reader import HeldEntry
 
-__all__ = ["VANISHED", "Entry", "Group", "PendingEntry", "consumer_name", "is_group_missing", "is_out_of_memory"]
+__all__ = ["VANISHED", "Entry", "Group", "PendingEntry", "consumer_name", "is_group_missing"]
 
 VANISHED = 3_600_000
 """Ms without a command of a consumer, after which its process has probably ended. A consumer that lives loses nothing:
@@ -60,11 +60,6 @@ class PendingEntry(HeldEntry):
 def is_group_missing(error: BaseException) -> bool:
     """Return True if the server reported a missing stream or group."""
     return isinstance(error, ServerRejected) and any(word in str(error) for word in ("NOGROUP", "UNBLOCKED"))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if the server refused a write because it is out of memory. It may refuse to create what exists."""
-    return isinstance(error, ServerRejected) and "'maxmemory'" in str(error)
 
 
 class Group:

@@ -202,11 +202,16 @@ class DeliveryLoop:
         self._to_settle.set()
 
 
-class WorkSource(Protocol):
-    """A source of work for one topic, to be polled."""
+class OfTopic(Protocol):
+    """A part of a worker that serves one topic."""
 
     @property
     def topic(self) -> Topic: ...
+
+
+class WorkSource(OfTopic, Protocol):
+    """A source of work for one topic, to be polled."""
+
     @property
     def wake(self) -> asyncio.Event: ...
     def pause(self) -> float:
@@ -218,10 +223,10 @@ class StoreOutage:
     """The outage of the store as the loops of one worker see it. Its begin and its end are logged once each."""
 
     def __init__(self) -> None:
-        self._failing: set[WorkSource] = set()
+        self._failing: set[OfTopic] = set()
         self._began = 0.0
 
-    def begin(self, source: WorkSource, error: StoreError) -> None:
+    def begin(self, source: OfTopic, error: StoreError) -> None:
         """Record that a step of this source failed."""
         if not self._failing:
             self._began = monotonic()
@@ -231,7 +236,7 @@ class StoreOutage:
             )
         self._failing.add(source)
 
-    def end(self, source: WorkSource) -> None:
+    def end(self, source: OfTopic) -> None:
         """Record that a step of this source succeeded. The outage ends when no source fails any more."""
         if source in self._failing:
             self._failing.remove(source)

@@ -12,8 +12,9 @@ from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.text import event_log, one_line
 from idemgate.core.validation import check_int
-from idemgate.errors import InvalidArgument, StoreError
+from idemgate.errors import InvalidArgument, ServerRejected, StoreError
 from idemgate.store.context import Context, HasContext
+from idemgate.store.retry import is_out_of_memory
 from idemgate.store.shielded import finish_despite_cancel
 from idemgate.topics.registry import stored_topics_async
 from idemgate.topics.topic import Topic
@@ -128,7 +129,8 @@ class Worker:
 
         Raises:
             PolicyChanged: A topic's stored policy differs.
-            StoreError: The store cannot be reached at the start.
+            StoreError: The store cannot be reached at the start. A server without memory to store a topic's policy is
+                no error: the worker waits for it, and logs `worker.store_unavailable`.
         """
         if self._active:
             raise InvalidArgument("worker", self, "is running already", "Make another one: gate.aio.worker()")
@@ -138,8 +140,8 @@ class Worker:
         self._names = select_topics(self._topics, self._asked)  # handlers may have been added since
         try:
             with self.context.runners.running(self._serves):
-                await self._open_topics()
-                await self._run(started)
+                if await self._open_topics():
+                    await self._run(started)
         finally:
             if self._coordinator is not None:
                 self._coordinator.close()
@@ -176,12 +178,17 @@ class Worker:
         self._loop = DeliveryLoop(self._places, self.concurrency, self._stop_event, self._release_slots)
         self._clock_moved = asyncio.Event()
 
-    async def _open_topics(self) -> None:
-        """Check each topic's policy; build its consumer or forwarder, its cron scheduler and its follower."""
+    async def _open_topics(self) -> bool:
+        """Check each topic's policy; build its consumer or forwarder, its cron scheduler and its follower.
+
+        Return False if the worker was stopped while it waited for the memory to store a policy.
+        """
+        outage = StoreOutage()
         for name in self._names:
             poller = Poller(self._topics[name])
             self._pollers.append(poller)
-            await poller.open()
+            if not await self._open(poller, outage):
+                return False
             definition = poller.topic.definition
             if definition.forward is None:
                 consumer = TopicConsumer(poller)
@@ -192,6 +199,27 @@ class Worker:
             if definition.recurring:
                 self._background.append(CronScheduler(poller))
             self._background.append(PolicyFollower(poller))
+
+        return True
+
+    async def _open(self, poller: Poller, outage: StoreOutage) -> bool:
+        """Check a topic's policy. Wait while the server has no memory to store it; return False on a stop."""
+        while True:
+            try:
+                await poller.open()
+            except ServerRejected as error:
+                if not is_out_of_memory(error):
+                    raise
+                outage.begin(poller, error)
+            else:
+                outage.end(poller)
+                return True
+            self.context.counters.add("worker.store_unavailable")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._stop_event.wait()
+            if self._stop_event.is_set():
+                return False
 
     # -- running ------------------------------------------------------------------------------------------------------
 

@@ -199,6 +199,45 @@ async def test_a_worker_drains_a_backlog_without_memory(gate: Gate, full: Any) -
     assert (ran, stats.pending, stats["deferred"], stats["buried"]) == ([], 1, 1, 0)
 
 
+async def test_a_worker_waits_for_the_memory_to_store_a_policy(
+    gate: Gate, raw: Any, full: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, handled = gate.topic("t"), asyncio.Event()
+
+    @topic.handler
+    async def handle(delivery: Any) -> None:
+        handled.set()
+
+    # Given a server without memory, which has no policy of the topic
+    full()
+
+    async def refused(times: int) -> None:
+        while gate.counters["worker.store_unavailable"] < times:
+            await asyncio.sleep(0.01)
+
+    def records(event: str) -> list[str]:
+        return [record.message for record in caplog.records if record.message.startswith(event)]
+
+    # When a worker starts, then it says once why it waits, and a stop ends it
+    stop = asyncio.Event()
+    running = asyncio.create_task(gate.aio.worker().run(stop))
+    await asyncio.wait_for(refused(2), 30)
+    assert len(records("worker.store_unavailable topic='t' error=")) == 1
+    assert "maxmemory" in caplog.text
+    stop.set()
+    await asyncio.wait_for(running, 30)
+    # And another one begins when there is memory
+    before, stop = gate.counters["worker.store_unavailable"], asyncio.Event()
+    running = asyncio.create_task(gate.aio.worker().run(stop))
+    await asyncio.wait_for(refused(before + 1), 30)
+    raw.config_set("maxmemory", 0)
+    await topic.aio.trigger("k")
+    await asyncio.wait_for(handled.wait(), 30)
+    assert len(records("worker.store_back")) == 1
+    stop.set()
+    await asyncio.wait_for(running, 30)
+
+
 async def test_a_partial_success_is_told_without_memory(face: Face, full: Any, conserved: Any) -> None:
     topic = face.topic("t", merge="append", backoff=0)
     await topic.trigger_many([("k", 1), ("k", 2), ("k", 3)])
