@@ -96,20 +96,21 @@ async def test_a_lost_lease_is_logged_with_topic_and_key(
     gate: Gate, records: Records, clock: Clock, url: str, namespace: str, eventually: Any
 ) -> None:
     # Given a handler whose message another process takes after its lease ended
-    topic, go = gate.topic("orders", lease="150ms"), asyncio.Event()
+    topic, running, go = gate.topic("orders", lease="1s"), asyncio.Event(), asyncio.Event()
 
     @topic.handler
     async def handle(delivery: Any) -> None:
+        running.set()
         await go.wait()
 
     await topic.aio.trigger("order-7")
     with Gate(url, namespace=namespace, clock=clock) as other:
         async with Worker(gate, concurrency=1, prefetch=0):
-            await eventually(lambda: gate.counters["worker.taken"] == 1)
+            await eventually(running.is_set)
 
             def steal() -> Any:
-                clock.advance("1s")
-                return other.topic("orders", lease="150ms").take()
+                clock.advance("2s")
+                return other.topic("orders", lease="1s").take()
 
             await eventually(lambda: asyncio.to_thread(steal))
             # When the heartbeat finds out
