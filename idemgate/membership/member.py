@@ -278,6 +278,10 @@ class Member(ABC):
                 self._lapsed = False
                 self._notify()
         except StoreError as error:
+            from idemgate.store.retry import lacks_cluster_url  # it imports redis, which the front door must not
+
+            if lacks_cluster_url(error):
+                raise
             if self._failures == 0:
                 self._failing_since = self._now()
                 log.warning("members.store_unavailable", extra={"member": self.member, "error": str(error)})

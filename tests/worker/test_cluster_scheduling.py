@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from idemgate import Adaptive, Gate, PartialFailure
+from idemgate.cli import main
+from idemgate.core import keys
 from idemgate.errors import ServerRejected
+from idemgate.membership.member import RedisMembership
 from idemgate.testing import Clock
 from tests import cluster as servers
 
@@ -94,6 +97,83 @@ async def test_a_consumer_on_the_url_of_a_single_node_ends_when_its_slot_moves(
     await gate.aio.close()
     gate.close()
     operator.close()
+
+
+async def test_a_member_on_the_url_of_a_single_node_ends_when_its_slot_moves(
+    ports: list[int], namespace: str, eventually: Any
+) -> None:
+    # Given a member whose URL names the node that has the keys of its group
+    operator, name = servers.Operator(ports), keys.members(namespace, "g")[0].decode()
+    gate = Gate(f"redis://127.0.0.1:{operator.port(operator.owner(name))}", namespace=namespace)
+    member = RedisMembership(gate, "g", ttl="1s")
+    running = asyncio.create_task(member.run(asyncio.Event(), {"t": 4}))
+    await eventually(lambda: running.done() or member.assigned_slots("t"))
+    # When their slot moves to another node, then it ends with the fix
+    for _ in operator.move(name):
+        pass
+    with pytest.raises(ServerRejected, match=r"the URL names it alone: use redis\+cluster://"):
+        async with asyncio.timeout(30):
+            await running
+    # And another one does not join
+    with pytest.raises(ServerRejected, match=r"the URL names it alone: use redis\+cluster://"):
+        async with asyncio.timeout(30):
+            await RedisMembership(gate, "g").run(asyncio.Event(), {"t": 4})
+    await gate.aio.close()
+    gate.close()
+    operator.close()
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_each_face_on_the_url_of_a_single_node_names_the_fix(
+    awaiting: bool, ports: list[int], namespace: str
+) -> None:
+    # Given a gate whose URL names one node, which has some of the keys
+    gate = Gate(f"redis://127.0.0.1:{ports[0]}", namespace=namespace)
+    face = gate.aio if awaiting else gate
+
+    async def find_refusals(use: Callable[[str], Any]) -> list[str]:
+        refusals = []
+        for n in range(20):
+            try:
+                found = await asyncio.to_thread(use, str(n))
+                if awaiting:
+                    await found
+            except ServerRejected as error:
+                refusals.append(str(error))
+        return refusals
+
+    # When keys of other nodes are used, then each error names the fix
+    uses: dict[str, Callable[[str], Any]] = {
+        "first": lambda n: face.first(n, "1h"), "dedup": lambda n: face.dedup("s" + n, "1h").add(n),
+        "topic": lambda n: face.topic("t" + n).trigger("k"), "topics": lambda n: face.topic("s", slots=32).stats(),
+        "inspect": face.inspect,
+    }  # fmt: skip
+    for name, use in uses.items():
+        refusals = await find_refusals(use)
+        assert refusals or name == "topics", name
+        assert all("the URL names it alone: use redis+cluster://" in refusal for refusal in refusals), (name, refusals)
+    await gate.aio.close()
+    gate.close()
+
+
+def test_the_audit_and_the_commands_on_the_url_of_a_single_node_name_the_fix(
+    ports: list[int], namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given topics whose slots are on all nodes
+    where = ",".join(f"127.0.0.1:{port}" for port in ports)
+    with Gate(f"redis+cluster://{where}", namespace=namespace) as gate:
+        gate.topic("t", slots=32).trigger_many([(n, n) for n in range(100)])
+    refused = False
+    for port in ports:
+        url = f"redis://127.0.0.1:{port}"
+        for command in (["topics"], ["doctor", "--audit"], ["doctor"]):
+            status = main([*command, "--url", url, "--namespace", namespace])
+            said = capsys.readouterr()
+            text = " ".join((said.out + said.err).split())
+            assert "redis+cluster://" in text, (command, port, text)
+            refused = refused or (status != 0 and "the URL names it alone" in text)
+            assert "Traceback" not in text
+    assert refused
 
 
 async def test_members_divide_the_slots_and_hand_them_over(make: Any, eventually: Any) -> None:
