@@ -152,6 +152,9 @@ class Topic(BaseTopic[Sent, Delivered]):
         trip if the result is there. Else the caller subscribes and the end of the delivery wakes it. Any process may
         call it with the receipt.
 
+        In a handler do not wait for another key of the same group: with `group_concurrency=1` that message runs only
+        after this delivery, so the wait ends with ResultTimeout.
+
         Args:
             receipt: What `trigger` returned.
             timeout: The longest wait. 0 only looks.
