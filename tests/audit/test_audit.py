@@ -736,6 +736,20 @@ def test_what_was_asked_for_is_no_fault(full: Gate, clock: Clock) -> None:
         assert audit(full).sound, slots
 
 
+def test_facts_that_expire_before_their_times_do_are_no_fault(
+    gate: Gate, clock: Clock, raw: Any, namespace: str
+) -> None:
+    # Given a remembered version, whose hash has expired, and whose sorted set lives for the rest of a second
+    gate.topic("t").trigger("k", version=1)
+    key = f"ig2:{{{namespace}:topic:t:0/1}}:dedup"
+    clock.advance("30d")
+    assert raw.delete(key)
+    assert audit(gate).findings
+    # Then that is no fault, as it is with more time left
+    raw.pexpire(f"{key}:expiry", 900)
+    assert audit(gate).findings == ()
+
+
 def test_a_rate_that_is_slow_by_what_was_asked_for_is_no_fault(hand: Hand, found: Any) -> None:
     # Given one a day, of a thousand slots: each may have one in almost three years
     topic = hand.gate.topic("slow", rate="1/d", slots=1024)
