@@ -123,7 +123,7 @@ FAULTS = {
     "a decision has no owner": Fault("resolved", 'request => ""'),
     "what may run again is done": Fault("retry-allowed", '"r", "" => "d", "n"'),
     # of a trigger
-    "a key in flight is scheduled": Fault("in-flight", " and not in_flight[key] => "),
+    "a key in flight is scheduled": Fault("in-flight", "not in_flight[key] and => "),
     "a trigger is not remembered": Fault("trigger-copy", "never"),
     # of a take
     "two of a millisecond are more than can be ordered": Fault("most-ordered", "128 => 1"),

@@ -36,7 +36,7 @@ end
 --- @include "lib/problems"
 --- @include "topics/lib/validate/run_steps"
 --- @include "topics/lib/replies"
---- @include "topics/lib/trigger/accept_new"
+--- @include "topics/lib/trigger/accept_plain"
 -- Return how many triggers this call accepts: those that fit into `max_call_bytes`, at least one. Return nil and
 -- the reply if the preceding request failed.
 local function count_fitting()
@@ -75,22 +75,11 @@ local function count_fitting()
   return given
 end
 
--- Accept the triggers and return the reply. The paths differ in what they can do: the first one that can accept all
--- is taken. A key in flight has a message, so `accept_new` leaves it to the other two. These read `inflight` (read_stored)
--- and create or merge the message in `next`.
+-- Accept the triggers and return the reply: by the headers of messages alone, or else with any options and messages.
 local function accept_triggers(t)
   local kind = string.byte(t.options)
-  local plain = kind ~= DETAILED and kind ~= DETAILED_LIST and not p.leading
   t.times = kind == TIMES and cmsgpack.unpack(t.options)
-  local reply = plain and ARGV[6] == "1" and not stored and accept_new(t)
-  if reply then
-    return reply
-  end
-  t.names, t.accs = { unpack(ARGV, 7, 6 + given) }, { unpack(ARGV, 7 + given) }
-  if plain then
-    --- @include "topics/lib/trigger/accept_plain"
-    reply = accept_plain(t)
-  end
+  local reply = kind ~= DETAILED and kind ~= DETAILED_LIST and not p.leading and accept_plain(t)
   if reply then
     return reply
   end
@@ -131,7 +120,7 @@ local function steps()
     end
     reply, tracked = accept_triggers({
       K = K, p = p, now_ms = now_ms, n = fitting, given = given, args = ARGV, options = ARGV[5],
-      last_serial = last_serial, stored = stored,
+      distinct = ARGV[6] == "1", last_serial = last_serial, stored = stored,
     })
   end
   if reply[1] == "foreign" then

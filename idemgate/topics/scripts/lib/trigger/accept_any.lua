@@ -8,10 +8,9 @@ local function accept_any(t)
   --- @include "topics/lib/slot/counters"
   --- @include "topics/lib/slot/message"
   --- @include "topics/lib/schedule/next_due"
-  --- @include "topics/lib/trigger/read_stored"
   --- @include "topics/lib/trigger/pending"
   -- @allow *
-  local K, p, now_ms, names = t.K, t.p, t.now_ms, { unpack(t.names, 1, t.n) }
+  local K, p, now_ms, names = t.K, t.p, t.now_ms, { unpack(t.args, 7, 6 + t.n) }
   local call, tracked = new_call(t), false
   local codes = { scheduled = 0, merged = 1, replaced = 2, dropped = 3, duplicate = 4 }
 
@@ -85,7 +84,7 @@ local function accept_any(t)
   end
 
   local merging, dedup
-  local function accept_one(key, options, acc)
+  local function accept_trigger(key, options, acc)
     local receipt, due = options.tracked and dedup.check(call, key, options), now_ms
     if receipt then
       return receipt, due
@@ -109,7 +108,7 @@ local function accept_any(t)
   dedup = tracked and load_dedup()
   local problem = dedup and dedup.validate(call, names, all_options)
   -- A call that only creates messages writes to no key that it has not read. One that merges may write to any key of the slot.
-  local merges = t.args[6] ~= "1"
+  local merges = not t.distinct
   for n, key in ipairs(problem and {} or names) do
     merges = merges or call.pending[key] and not (dedup and dedup.is_known(call, all_options[n]))
   end
@@ -124,7 +123,7 @@ local function accept_any(t)
   redis.call("HSET", K.meta, "v", "2", "accepted", digits(t.last_serial))
   for n = 1, #names do
     call.new.serial = t.last_serial + accepted + 1
-    local receipt, due = accept_one(names[n], all_options[n], t.accs[n])
+    local receipt, due = accept_trigger(names[n], all_options[n], t.args[6 + t.given + n])
     if codes[receipt] < codes.dropped then
       accepted = accepted + 1
     end
@@ -138,5 +137,13 @@ local function accept_any(t)
   done.scheduled, done.accepted, done.items_dropped = nil, accepted, call.lost
   add_counters(K, done)
   publish_hint(K, old_earliest, earliest_due(K))
-  return reply_of(t, replied), tracked
+  local reply, last = { "ok", now_ms }, 2 -- each code once, with the number of triggers in turn that have it
+  for _, code in ipairs(replied) do
+    if last > 2 and code == reply[last - 1] then
+      reply[last] = reply[last] + 1
+    else
+      reply[last + 1], reply[last + 2], last = code, 1, last + 2
+    end
+  end
+  return reply, tracked
 end

@@ -1,118 +1,85 @@
---- Makes a part of the reply.
 --- @include "lib/now"
---- @include "topics/lib/slot/header"
 --- @include "topics/lib/slot/add_entries"
---- @include "topics/lib/slot/counters"
 --- @include "topics/lib/schedule/due_times"
---- @include "topics/lib/trigger/read_stored"
---- @include "topics/lib/payloads"
---- @include "topics/lib/validate/stored"
--- Merge a trigger into a packed message. Return the message, and its new and its former due time. Return nil if the
--- message needs `accept_any`. Such a message is corrupt, is full, or has an extension. Or it waits for a retry. Or its time was
--- set by the caller or by a flush of the slot (`flushed`: its last serial). If the policy computes, the message is
--- only a header, and `plan.sums` has its unpacked accumulator.
-local function merge_packed(t, plan, key, packed, acc)
-  if #packed < HEADER_SIZE then
-    return nil
-  end
-  local p, now_ms = t.p, t.now_ms
-  local flags, why, count, first, last, old_due, serial = struct.unpack(HEADER, packed)
-  if flags ~= 0 or why == reason.retry or why > reason.redrive or serial <= plan.flushed then
-    return nil
-  end
-  local due = old_due
-  count, first, last = count + 1, first < now_ms and first or now_ms, last > now_ms and last or now_ms
-  if p.quiet or p.max_size then
-    due, why = due_by_policy(p, due, why, first, count, now_ms)
-  end
-  local header = struct.pack(HEADER, 0, why, count, first, last, due, plan.serial)
-  if p.merge.op == "last" then
-    return header .. acc, due, old_due
-  elseif p.merge.op == "first" then
-    return header .. string.sub(packed, HEADER_SIZE + 1), due, old_due
-  end
-  local stored = plan.sums[key] or unpack_table(string.sub(packed, HEADER_SIZE + 1))
-  if not stored or not plan.sums[key] and not is_accumulator(p.merge, stored) then
-    return nil
-  end
-  local merged, lost = merge(p.merge, stored, cmsgpack.unpack(acc))
-  if lost and lost > 0 then
-    return nil -- the trigger may be dropped
-  end
-  plan.sums[key] = merged
-  return header, due, old_due
-end
-
--- Plan the triggers `t`: which keys get which messages and due times. Write nothing. Return nil if a message or the
--- topic needs `accept_any`. In the plan `words` holds keys and messages in turn. `scheduled` holds due times and
--- keys. `sums` holds the unpacked accumulators of messages that are only a header in `words`. `codes` holds the codes
--- of the reply.
-local function plan_plain(t)
-  local K, p, now_ms, n = t.K, t.p, t.now_ms, t.n
-  if p.ranked or redis.call("EXISTS", K.ready) == 1 then
-    return nil
-  end
-  read_stored(t)
-  local counters = redis.call("HMGET", K.meta, "merged", "flushed")
-  local plan = {
-    serial = t.last_serial + n, flushed = tonumber(counters[2]) or 0, before = count_of(counters[1]), merged = 0,
-    sums = {},
-    words = {}, size = 0, scheduled = {}, moved = 0, codes = {}, earliest = math.huge, large = false,
-  }
-  local words, places, stored, in_flight, scheduled = plan.words, {}, t.stored, t.in_flight, plan.scheduled
-  local times, time, prefix, new_due, new_score = t.times, t.options, nil, nil, nil
+-- Accept triggers without options but times, the path of most calls: create messages, or merge into those whose packed
+-- header tells all (merge_packed). Return the reply. Return nil if any trigger needs `accept_any`: then nothing was
+-- written. `t.args` are the arguments of the script, because a copy of them takes time: `t.given` keys from the 7th on,
+-- then as many accumulators. What only merges need is created when a key has a message or occurs twice.
+local function accept_plain(t)
+  local K, p, now_ms, n, given, args = t.K, t.p, t.now_ms, t.n, t.given, t.args
+  t.stored = t.stored or redis.call("HMGET", K.messages, unpack(args, 7, 6 + n))
+  local stored, serial, merges = t.stored, t.last_serial + n, not t.distinct
   for i = 1, n do
-    local key, acc = t.names[i], t.accs[i]
+    merges = merges or stored[i]
+  end
+  local merge_one, merging, places, in_flight
+  if merges then
+    if p.ranked or redis.call("EXISTS", K.ready) == 1 then
+      return nil
+    end
+    --- @include "topics/lib/trigger/read_stored"
+    --- @include "topics/lib/trigger/merge_packed"
+    read_stored(t)
+    merge_one, merging, in_flight = merge_packed, new_merging(t, serial), t.in_flight
+    places = merging.places
+  end
+  local times, time, reply, last = t.times, t.options, { "ok", now_ms }, 2
+  local words, size, scheduled, moved, large, earliest = {}, 0, {}, 0, false, math.huge
+  local prefix, new_due, new_score, new_code, score, code, last_code
+  for i = 1, n do
+    local key, place, m = args[6 + i], nil, nil
     if not prefix or times and times[i] ~= time then
       time = times and times[i] or time
-      prefix, new_due, new_score = prepare_new(p, parse_time(time, now_ms), plan.serial, now_ms)
+      prefix, new_due, new_score = prepare_new(p, parse_time(time, now_ms), serial, now_ms)
+      new_code = 8 * (new_due - now_ms)
+      score, code = new_score, new_code
+      earliest = not merges and new_due < earliest and new_due or earliest
     end
-    local place, m, due, score, old_due = places[key], nil, new_due, new_score, nil
-    local old = place and words[place] or stored[i]
-    if not old then
-      m, plan.codes[i] = prefix .. acc, 8 * (due - now_ms)
-    elseif time ~= "" then
-      return nil
-    else
-      m, due, old_due = merge_packed(t, plan, key, old, acc)
-      if not m then
-        return nil
+    if merges then
+      place = places[key]
+      local old, due, old_due = place and words[place] or stored[i], new_due, nil
+      score, code = new_score, new_code
+      if old then
+        if time == "" then
+          m, due, old_due = merge_one(t, merging, key, old, args[6 + given + i])
+        end
+        if not m then
+          return nil
+        end
+        merging.merged, score, code = merging.merged + 1, due ~= old_due and due, 8 * (due - now_ms) + 1
       end
-      plan.merged, score, plan.codes[i] = plan.merged + 1, due ~= old_due and due, 8 * (due - now_ms) + 1
+      places[key] = place or size + 2
+      score = not in_flight[key] and score -- fault: in-flight
+      earliest = score and due < earliest and due or earliest
     end
-    if not place then
-      place, plan.size = plan.size + 2, plan.size + 2
-      words[place - 1], places[key] = key, place
+    m = m or prefix .. args[6 + given + i]
+    if place then
+      words[place] = m
+    else
+      words[size + 1], words[size + 2], size = key, m, size + 2
     end
-    words[place], plan.large = m, plan.large or #m > 1024
-    if score and not in_flight[key] then -- fault: in-flight
-      scheduled[plan.moved + 1], scheduled[plan.moved + 2] = score, key
-      plan.moved, plan.earliest = plan.moved + 2, due < plan.earliest and due or plan.earliest
+    large = large or #m > 1024
+    if score then
+      scheduled[moved + 1], scheduled[moved + 2], moved = score, key, moved + 2
+    end
+    if code == last_code then
+      reply[last] = reply[last] + 1
+    else
+      reply[last + 1], reply[last + 2], last, last_code = code, 1, last + 2, code
     end
   end
-  for key, acc in pairs(plan.sums) do
+  for key, acc in pairs(merging and merging.sums or {}) do
     local m = words[places[key]] .. cmsgpack.pack(acc)
-    words[places[key]], plan.large = m, plan.large or #m > 1024
+    words[places[key]], large = m, large or #m > 1024
   end
-  return plan
-end
-
--- Accept triggers by the headers of messages alone. Return the reply. Return nil if any of the triggers needs
--- `accept_any`: then nothing was written.
-local function accept_plain(t)
-  local plan, K = plan_plain(t), t.K
-  if not plan then
-    return nil
-  end
-  local words, size, nexts, is_earliest = plan.words, plan.size, {}, false
-  if plan.moved > 0 then
-    is_earliest = redis.call("ZCOUNT", K.scheduled, "-inf", digits(plan.earliest)) == 0
-  end
-  if next(t.in_flight) then
+  local is_earliest = moved > 0 and redis.call("ZCOUNT", K.scheduled, "-inf", digits(earliest)) == 0
+  local nexts = {}
+  if in_flight and next(in_flight) then
+    local all, all_size = words, size
     words, size = {}, 0 -- only those whose keys are not in flight
-    for i = 1, plan.size, 2 do
-      local key, m = plan.words[i], plan.words[i + 1]
-      if t.in_flight[key] then
+    for i = 1, all_size, 2 do
+      local key, m = all[i], all[i + 1]
+      if in_flight[key] then
         nexts[#nexts + 1], nexts[#nexts + 2] = key, m
       else
         words[size + 1], words[size + 2], size = key, m, size + 2
@@ -121,19 +88,19 @@ local function accept_plain(t)
   end
   -- @allow HDEL PEXPIRE UNLINK ZADD ZRANGEBYSCORE ZREM ZSCORE
   -- The first write is one that is refused when the server is out of memory: all or nothing.
-  redis.call("HSET", K.meta, "v", "2", "accepted", digits(plan.serial))
-  if plan.merged > 0 then
-    redis.call("HSET", K.meta, "merged", digits(plan.before + plan.merged))
+  redis.call("HSET", K.meta, "v", "2", "accepted", digits(serial))
+  if merging and merging.merged > 0 then
+    redis.call("HSET", K.meta, "merged", digits(merging.before + merging.merged))
   end
-  if plan.large then -- see track_large
+  if large then -- see track_large
     redis.call("HSET", K.meta, "large", "1")
   end
-  add_entries(K.messages, words, size, K.scheduled, plan.scheduled, plan.moved)
+  add_entries(K.messages, words, size, K.scheduled, scheduled, moved)
   if #nexts > 0 then
     redis.call("HSET", K.next, unpack(nexts))
   end
   if is_earliest then
-    redis.pcall("PUBLISH", K.scheduled, digits(plan.earliest))
+    redis.pcall("PUBLISH", K.scheduled, digits(earliest))
   end
-  return reply_of(t, plan.codes)
+  return reply
 end
