@@ -35,7 +35,7 @@ def check_dedup_expiry(view: SlotView) -> Iterator[Finding]:
     ):
         yield view.finding("forgotten-never", "dedup", f"{quote_name(name)} has no time to be forgotten", "HDEL", name)
     # The hash expires a second before the sorted set does (extend_lifetime in topics/scripts/lib/events.lua).
-    ends = not view.contents.dedup and 0 <= view.contents.lives["dedup:expiry"] <= 1000
+    ends = not view.contents.dedup and 0 <= view.contents.lives.get("dedup:expiry", -1) <= 1000
     for name in view.contents.dedup_expiry.keys() - view.contents.dedup.keys():
         if ends:
             break
