@@ -11,6 +11,8 @@ local key, retention = KEYS[1], tonumber(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local stored = redis.pcall("HGET", key, ARGV[2])
 if type(stored) == "table" then
+  --- @include "lib/raise_refusal"
+  raise_refusal(stored.err)
   return { "foreign", now_ms, "holds another type than a hash" }
 end
 local longest = tonumber(stored or 0)

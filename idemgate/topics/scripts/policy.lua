@@ -7,6 +7,8 @@
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local stored = redis.pcall("HGET", KEYS[1], ARGV[2])
 if type(stored) == "table" then
+  --- @include "lib/raise_refusal"
+  raise_refusal(stored.err)
   return { "foreign", now_ms, "holds another type than a hash" }
 end
 if not stored then

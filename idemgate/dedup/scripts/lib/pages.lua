@@ -20,6 +20,8 @@ local function read_page(key, width)
     return new_page(key, width, -1, 0, 0, 1)
   end
   if packed.err then
+    --- @include "lib/raise_refusal"
+    raise_refusal(packed.err)
     return nil, key .. " holds another type than a hash"
   end
   -- Only an array of 5 with layout 1 is unpacked: other data is foreign.

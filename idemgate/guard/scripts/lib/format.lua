@@ -6,6 +6,8 @@ local function unpack_record(stored)
     return "absent", "", "", 0, 0, 0, 0, 0, "", ""
   end
   if stored.err then
+    --- @include "lib/raise_refusal"
+    raise_refusal(stored.err)
     return nil, "holds another type than a string"
   end
   local code, length = string.byte(stored), #stored
