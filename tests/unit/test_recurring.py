@@ -127,8 +127,9 @@ def test_the_newest_missed_occurrence_is_found_among_any_number() -> None:
 
 
 def test_utc_needs_no_time_zone_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a system without a database
-    monkeypatch.setitem(sys.modules, "tzdata", None)
+    # Given a system without a database, also if another test has imported some of the package
+    for name in ["tzdata", *(name for name in sys.modules if name.startswith("tzdata."))]:
+        monkeypatch.setitem(sys.modules, name, None)
     reset_tzpath(to=[])
     ZoneInfo.clear_cache()
     try:
