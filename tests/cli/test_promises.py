@@ -24,12 +24,10 @@ def kept() -> Records:
     records = Records(2, 0.1)
     records.published += STREAM
     first, second = records.subscribers
-    first.handled += [("a", True), ("c", True)]
-    first.dropped += ["b", "b"]
-    second.handled += [("b", True)]
-    second.dropped += ["a", "b", "c"]
-    records.workers[0].take("delivered", "p", ["a", "b"], 2, 0, 1000, 1100, 1100.25)
-    records.workers[0].take("delivered", "q", ["c"], 1, 0, 1010, 1110, 1112.0)
+    first.copies += [("a", True), ("c", True), ("b", None), ("b", None)]
+    second.copies += [("b", True), ("a", None), ("b", None), ("c", None)]
+    records.workers[0].take("delivery", "p", ["a", "b"], 1000, 1100, 1100.25)
+    records.workers[0].take("delivery", "q", ["c"], 1010, 1110, 1112.0)
     records.topic |= TOPIC
     return records
 
@@ -39,16 +37,15 @@ def killed() -> Records:
     delivery that it had reported and not acknowledged. Another subscriber and another worker replaced them."""
     records = Records(2, 0.1)
     records.published += STREAM
-    records.subscribers.append(Reports(late=True))
-    records.workers.append(Reports(late=True))
-    records.subscribers[0].killed = records.workers[0].killed = True
-    records.subscribers[0].handled += [("a", True)]
-    records.subscribers[1].handled += [("b", True), ("c", False)]
-    records.subscribers[1].dropped += ["a", "b"]
-    records.subscribers[2].dropped += ["c"]
-    records.workers[0].take("delivered", "p", ["a"], 1, 0, 1000, 1100, 1101.0)
-    records.workers[1].take("delivered", "p", ["a", "b"], 2, 0, 1000, 3100, 3101.0)
-    records.workers[1].take("delivered", "q", ["c"], 1, 0, 1010, 1110, 1112.0)
+    records.subscribers[0].complete = records.workers[0].complete = False
+    records.subscribers.append(Reports(complete=False))
+    records.workers.append(Reports(complete=False))
+    records.subscribers[0].copies += [("a", True)]
+    records.subscribers[1].copies += [("b", True), ("c", False), ("a", None), ("b", None)]
+    records.subscribers[2].copies += [("c", None)]
+    records.workers[0].take("delivery", "p", ["a"], 1000, 1100, 1101.0)
+    records.workers[1].take("delivery", "p", ["a", "b"], 1000, 3100, 3101.0)
+    records.workers[1].take("delivery", "q", ["c"], 1010, 1110, 1112.0)
     records.workers[1].take("counters", {"worker.lapsed": 1})
     records.topic |= TOPIC
     return records
@@ -61,7 +58,8 @@ def test_kept_promises_are_kept(records: Records) -> None:
 
 
 def test_the_numbers_are_those_of_the_reports() -> None:
-    assert kept().numbers() == {
+    numbers = {name: value for name, _, value, _ in kept().numbers() if name != "elapsed_s"}
+    assert numbers == {
         "published": 4, "copies_received": 8, "handled": 3, "duplicates_dropped": 5, "triggers": 3, "deliveries": 2,
         "merge_ratio": 1.5, "lateness_p50_ms": 0.2, "lateness_p99_ms": 2.0,
     }  # fmt: skip
@@ -69,28 +67,29 @@ def test_the_numbers_are_those_of_the_reports() -> None:
 
 def first_delivery(**changes: object) -> Callable[[Records], None]:
     def change(records: Records) -> None:
-        deliveries = records.workers[0].delivered
+        deliveries = records.workers[0].deliveries
         deliveries[0] = deliveries[0]._replace(**changes)
 
     return change
 
 
 def add_delivery(path: str, event: str, worker: int = 0) -> Callable[[Records], None]:
-    return lambda r: r.workers[worker].delivered.append(Delivered(path, [event], 1, 0, 1000, 1100, 1101.0))
+    return lambda r: r.workers[worker].deliveries.append(Delivered(path, [event], 1000, 1100, 1101.0))
 
 
 BREACHES: list[tuple[str, str, Callable[[Records], object]]] = [
-    (RECEIVED, "1 not handled or dropped by subscriber 2: b", lambda r: r.subscribers[1].dropped.remove("b")),
-    (RECEIVED, "1 handled or dropped by subscriber 1 too often: a", lambda r: r.subscribers[0].dropped.append("a")),
-    (HANDLED, "1 not handled: a", lambda r: r.subscribers[0].handled.pop(0)),
-    (HANDLED, "1 handled too often: a", lambda r: r.subscribers[1].handled.append(("a", True))),
-    (HANDLED, "1 handled too often: x", lambda r: r.subscribers[0].handled.append(("x", True))),
-    (HANDLED, "1 handled, but the trigger was refused: a", lambda r: r.subscribers[0].handled.append(("a", False))),
-    (DELIVERED, "1 not delivered: q:c", lambda r: r.workers[0].delivered.pop()),
+    (RECEIVED, "1 not handled or dropped by subscriber 2: b", lambda r: r.subscribers[1].copies.remove(("b", None))),
+    (
+        RECEIVED,
+        "1 handled or dropped by subscriber 1 too often: a",
+        lambda r: r.subscribers[0].copies.append(("a", None)),
+    ),
+    (HANDLED, "1 not handled: a", lambda r: r.subscribers[0].copies.pop(0)),
+    (HANDLED, "1 handled too often: a", lambda r: r.subscribers[1].copies.append(("a", True))),
+    (HANDLED, "1 handled too often: x", lambda r: r.subscribers[0].copies.append(("x", True))),
+    (DELIVERED, "1 not delivered: q:c", lambda r: r.workers[0].deliveries.pop()),
     (DELIVERED, "1 delivered too often: q:c", add_delivery("q", "c")),
     (DELIVERED, "1 delivered too often: r:c", add_delivery("r", "c")),
-    (DELIVERED, "1 deliveries that do not name all they merged: p", first_delivery(triggers=3)),
-    (DELIVERED, "1 deliveries that do not name all they merged: p", first_delivery(dropped=1)),
     (EARLY, "1 delivered before they were due: p by 0.5 ms", first_delivery(now_ms=1099.5)),
     (EARLY, "1 due before their window had ended: p", first_delivery(due_ms=1099)),
     (FAILED, "subscriber 1 ended with -9", lambda r: r.faults.append("subscriber 1 ended with -9")),
@@ -110,10 +109,10 @@ def test_a_breach_is_seen(promise: str, words: str, doctor: Callable[[Records], 
 
 
 LOST: list[tuple[str, str, Callable[[Records], object]]] = [
-    (RECEIVED, "1 not handled or dropped by subscriber 2: a", lambda r: r.subscribers[1].dropped.remove("a")),
-    (HANDLED, "1 not handled: c", lambda r: r.workers[1].delivered.pop()),
-    (HANDLED, "1 handled too often: b", lambda r: r.subscribers[2].handled.append(("b", True))),
-    (DELIVERED, "1 not delivered: q:c", lambda r: r.workers[1].delivered.pop()),
+    (RECEIVED, "1 not handled or dropped by subscriber 2: a", lambda r: r.subscribers[1].copies.remove(("a", None))),
+    (HANDLED, "1 not handled: c", lambda r: r.workers[1].deliveries.pop()),
+    (HANDLED, "1 handled too often: b", lambda r: r.subscribers[2].copies.append(("b", True))),
+    (DELIVERED, "1 not delivered: q:c", lambda r: r.workers[1].deliveries.pop()),
     (DELIVERED, "1 delivered too often: q:c", add_delivery("q", "c", worker=1)),
     (DELIVERED, "1 delivered too often: p:a", add_delivery("p", "a")),
     (FAILED, "worker.dead happened 1 times", lambda r: r.workers[1].counters.update(["worker.dead"])),

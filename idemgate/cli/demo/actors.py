@@ -1,7 +1,7 @@
-"""The processes of the demo, each a small program as a user would write it, started as `python -m` with its role.
+"""The demo's subscribers and worker, as a user would write them. Each is a process of `main`.
 
-A process reports what happens as JSON lines on stdout, not through Redis: these reports show whether the promises were
-kept.
+The process reads its order from stdin. It reports what happens as JSON lines on stdout, not through Redis: these
+reports show whether the promises were kept.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from idemgate.topics.messages import Delivery
 from idemgate.topics.topic import Topic
 from idemgate.worker.logs import configure as configure_logs
 
-__all__ = ["ORDER", "DemoOrder", "topic_of"]
+__all__ = ["DemoOrder", "main", "topic_of"]
 
-ORDER = "IDEMGATE_DEMO"
-"""The environment variable with the order of a process."""
 LEASE = "2s"
 """So short that the work of a killed process goes on before the demo ends."""
 RETENTION = "15m"
@@ -52,14 +50,14 @@ def subscribe(gate: Gate, order: DemoOrder) -> None:
     @gate.once(key="{event[id]}", retention=RETENTION, lease=LEASE, on_done="skip", on_in_progress="wait")
     async def handle(event: dict[str, Any]) -> bool:
         receipt = await changes.trigger(event["path"], {"ids": event["id"], "change": event["change"]})
-        report("handled", event["id"], receipt.accepted)
+        report("copy", event["id"], receipt.accepted)
         return True
 
     @gate.subscribe(order.channel)
     async def receive(message: PubSubMessage) -> None:
         event = message.json()
         if await handle(event) is None:
-            report("dropped", event["id"])
+            report("copy", event["id"], None)
 
 
 def work(gate: Gate, order: DemoOrder) -> None:
@@ -70,34 +68,25 @@ def work(gate: Gate, order: DemoOrder) -> None:
         seconds, micros = await gate.context.aio_link.command("TIME")
         now_ms = int(seconds) * 1000 + int(micros) / 1000
         first_ms = round(delivery.first_at.timestamp() * 1000)
-        counts = delivery.count, delivery.dropped
-        report("delivered", delivery.key, delivery.payload["ids"], *counts, first_ms, delivery.due_ms, now_ms)
-
-
-ROLES = {"subscriber": subscribe, "worker": work}
+        report("delivery", delivery.key, delivery.payload["ids"], first_ms, delivery.due_ms, now_ms)
 
 
 def report(*facts: object) -> None:
     """Send facts to the parent at once: it reads them even if this process is killed then."""
-    line = json.dumps(facts).encode() + b"\n"
-    while line:
-        line = line[os.write(1, line) :]
-
-
-def main(role: str) -> None:
-    order = DemoOrder(*json.loads(os.environ[ORDER]))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    configure_logs("WARNING")
-    gate = Gate(order.url, namespace=order.namespace)
-    ROLES[role](gate, order)
-    gate.run()
-    report("counters", gate.counters.snapshot())
+    print(json.dumps(facts), flush=True)
 
 
 def _end_with_parent() -> None:
-    os.read(0, 1)  # the parent writes no more: its end closes the pipe
+    sys.stdin.read()  # the parent writes no more: its end closes the pipe
     os._exit(1)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+def main() -> None:
+    """Be the process whose name is in argv."""
+    order = DemoOrder(*json.loads(sys.stdin.readline()))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    configure_logs("ERROR")
+    gate = Gate(order.url, namespace=order.namespace)
+    (work if "worker" in sys.argv[1] else subscribe)(gate, order)
+    gate.run()
+    report("counters", gate.counters.snapshot())
