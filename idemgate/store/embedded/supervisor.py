@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 LOCK_FILE = "idemgate.lock"
 LOG_FILE = "server.log"
@@ -63,9 +63,7 @@ class Order(TypedDict):
 
     data: str  # absolute
     temporary: bool  # remove the directory at the end
-    binary: str
-    source: str
-    version: str
+    binary: Sequence[str]  # path, source, version
     silence: float  # seconds that a starting server may send nothing
     starter: int  # inherited file descriptor: the connection of the first client
 
@@ -75,12 +73,11 @@ def fits(directory: Path) -> bool:
     return len(os.fsencode(directory / SERVER_SOCKET)) <= SUN_PATH
 
 
-def short_temporary(prefix: str) -> Path:
+def short_temporary() -> Path:
     """Create a private temporary directory whose path is short enough for sockets."""
     usual = Path(tempfile.gettempdir())
-    short = fits(usual / (prefix + "12345678") / "run")
-    base = usual if short else Path("/tmp")  # noqa: S108 - mkdtemp makes it private
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    base = usual if fits(usual / "idemgate-12345678" / RUN) else "/tmp"  # noqa: S108 - mkdtemp makes it private
+    return Path(tempfile.mkdtemp(prefix="idemgate-", dir=base))
 
 
 def lock_id(data: Path) -> list[int]:
@@ -115,7 +112,7 @@ def _listen(data: Path) -> tuple[Path, socket.socket]:
             inside.mkdir(mode=0o700, exist_ok=True)
             inside.chmod(0o700)
             return inside, _bind_control(inside)
-    outside = short_temporary("idemgate-")
+    outside = short_temporary()
     return outside, _bind_control(outside)
 
 
@@ -140,14 +137,6 @@ def _die_with_parent(supervisor: int) -> None:
             os._exit(1)
 
 
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    with contextlib.suppress(ValueError):
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"was ended by signal {-code}"
-
-
 class Supervisor:
     """One server, its clients, and the loop that serves both."""
 
@@ -155,7 +144,8 @@ class Supervisor:
         self.order = order
         self.lock = lock
         self.data = Path(order["data"])
-        self.program = f"{order['binary']} {order['version']}"
+        self.binary, _, version = order["binary"]
+        self.program = f"{self.binary} {version}"
         self.previous = _read_lock_file(lock)
         self.home, listener = _listen(self.data)
         self.home_fd = os.open(self.home, os.O_RDONLY | os.O_CLOEXEC)
@@ -171,7 +161,6 @@ class Supervisor:
         self.ready = False
         self.ever_ready = False
         self.failed = False
-        self.loading = False
         self.responded_at = 0.0  # time of the last reply while starting
         self.launch_at = 0.0
         self.restarts: list[float] = []
@@ -244,7 +233,7 @@ class Supervisor:
             "socket": str(self.home / SERVER_SOCKET),
             "pid": self.server.pid if self.server else 0,
             "supervisor": os.getpid(),
-            **{name: self.order[name] for name in ("binary", "source", "version")},
+            "binary": self.order["binary"],
         }
 
     # -- the server ------------------------------------------------------------------------------------------
@@ -254,7 +243,7 @@ class Supervisor:
             if time.monotonic() >= self.launch_at:
                 self.launch()
         elif (code := self.server.poll()) is not None:
-            self.handle_exit(_describe_exit(code))
+            self.handle_exit(f"exited with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}")
         elif not self.ready:
             self.check_ready(self.server)
         if self.ready:
@@ -268,14 +257,13 @@ class Supervisor:
             return None
         if self.server is None:
             return max(0.0, self.launch_at - time.monotonic())
-        return 0.05 if self.loading else 0.002
+        return 0.005
 
     def launch(self) -> None:
         if not self.in_place():
             self.fail(f"{self.data} was moved or deleted while its server ran; it is not started again at that path")
             return
         self.responded_at = time.monotonic()
-        self.loading = False
         self.server = subprocess.Popen(  # noqa: S603
             self.server_command(),
             stdin=subprocess.DEVNULL,
@@ -302,7 +290,7 @@ class Supervisor:
             "daemonize": "no",
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
-        return [self.order["binary"], *arguments]
+        return [self.binary, *arguments]
 
     def check_ready(self, server: subprocess.Popen[bytes]) -> None:
         answer = ping(self.home / SERVER_SOCKET)
@@ -313,7 +301,6 @@ class Supervisor:
             if self.last_exit:
                 self.report("warning", f"{self.last_exit}; restarted as pid {server.pid} on the same data")
         elif answer.startswith(b"-LOADING"):
-            self.loading = True
             self.responded_at = time.monotonic()
             for conn in self.not_ready_holders:
                 with contextlib.suppress(OSError):
@@ -325,7 +312,7 @@ class Supervisor:
 
     def handle_exit(self, reason: str) -> None:
         assert self.server is not None
-        name = f"embedded {Path(self.order['binary']).name} (pid {self.server.pid}) for {self.data}"
+        name = f"embedded {Path(self.binary).name} (pid {self.server.pid}) for {self.data}"
         self.server, self.ready = None, False
         if not self.ever_ready:
             previous = self.previous.get("program") or self.program
@@ -439,19 +426,6 @@ def _lock(data: Path) -> int | None:
     return lock
 
 
-def _version_conflict(order: Order, data: Path) -> str | None:
-    """Return why this server must not open the directory, or None.
-
-    An old server would start empty beside the newer file.
-    """
-    if int(order["version"].split(".")[0]) < 7 and (data / "appendonlydir").exists():
-        return (
-            f"{data} was written by a server of version 7 or later; {order['binary']} is {order['version']} "
-            f"and would not see that data. Name a newer one with IDEMGATE_SERVER, or use another directory"
-        )
-    return None
-
-
 def run(order: Order) -> None:
     """Supervise until the last client is gone. Report each failure to the first client."""
     starter = socket.socket(fileno=order["starter"])
@@ -460,9 +434,6 @@ def run(order: Order) -> None:
         lock = _lock(Path(order["data"]))
         if lock is None:
             starter.sendall(b'{"state": "busy"}\n')
-            return
-        if conflict := _version_conflict(order, Path(order["data"])):
-            starter.sendall(json.dumps({"state": "failed", "text": conflict}).encode() + b"\n")
             return
         supervisor = Supervisor(order, lock, starter)
         supervisor.remove_stale_sockets()
