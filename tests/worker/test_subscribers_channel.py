@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from typing import Any
@@ -66,58 +62,6 @@ async def test_of_all_replicas_one_handles_each_event(kind: str, replicas: Any, 
     assert outcomes["duplicate"] + outcomes["in_progress"] == 140
     assert outcomes["failed"] == outcomes["rejected"] == 0
     assert total(gates, "once.started") == 20
-
-
-REPLICA = """
-import json, os, sys
-from idemgate import Gate
-from idemgate.subscribers import PubSubMessage
-
-url, namespace = sys.argv[1:]
-gate = Gate(url, namespace=namespace)
-
-def key(heard):
-    event = heard.json()["id"]
-    return f"{event}-{os.getpid()}" if event == "end" else event
-
-@gate.subscribe(namespace, concurrency=4)
-@gate.once(key=key, scope="replicas")
-def handle(heard: PubSubMessage) -> None:
-    event = heard.json()["id"]
-    gate.context.link.command("RPUSH", namespace + ":ends" if event == "end" else namespace + ":handled", event)
-
-gate.run()
-print(json.dumps(gate.counters.snapshot()))
-"""
-
-
-@pytest.fixture
-def processes(url: str, namespace: str) -> Iterator[list[subprocess.Popen[str]]]:
-    command = [sys.executable, "-c", REPLICA, url, namespace]
-    made = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    yield made
-    for process in made:
-        process.kill()
-        process.communicate()
-
-
-async def test_of_all_processes_one_handles_each_event(processes: Any, raw: Any, namespace: str) -> None:
-    # Given three processes in gate.run() that listen to one channel
-    await eventually(lambda: raw.pubsub_numsub(namespace)[0][1] == 3, 30)
-    # When thirty events are published, and one that each process handles for itself
-    for number in range(30):
-        raw.publish(namespace, json.dumps({"id": f"e{number}"}))
-    raw.publish(namespace, json.dumps({"id": "end"}))
-    await eventually(lambda: raw.llen(f"{namespace}:ends") == 3)
-    # And they are asked to stop
-    for process in processes:
-        process.send_signal(signal.SIGTERM)
-    answers = [await asyncio.to_thread(process.communicate, timeout=20) for process in processes]
-    # Then all ended well, each heard everything, and each event was handled once
-    assert [process.returncode for process in processes] == [0, 0, 0], answers
-    counted = [json.loads(out) for out, _ in answers]
-    assert [counts["channel.heard"] for counts in counted] == [31, 31, 31]
-    assert sorted(raw.lrange(f"{namespace}:handled", 0, -1)) == sorted(b"e%d" % n for n in range(30))
 
 
 async def test_a_pattern_says_which_channel_it_was(one: Gate, raw: Any, namespace: str) -> None:

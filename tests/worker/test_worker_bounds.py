@@ -110,28 +110,6 @@ async def test_without_prefetch_only_what_runs_is_held(gate: Gate, eventually: A
         await eventually(lambda: gate.counters["worker.acked"] == 9)
 
 
-async def test_a_busy_topic_does_not_starve_another(gate: Gate, eventually: Any) -> None:
-    # Given a topic that never runs dry, and one that has a single message
-    busy, quiet, order = gate.topic("busy"), gate.topic("quiet"), []
-
-    @busy.handler
-    async def again(delivery: Any) -> None:
-        order.append("busy")
-        await busy.aio.trigger(delivery.key)
-
-    @quiet.handler
-    async def once(delivery: Any) -> None:
-        order.append("quiet")
-
-    await busy.aio.trigger_many([(n, None) for n in range(20)])
-    async with Worker(gate, concurrency=2, prefetch=1):
-        await eventually(lambda: order.count("busy") > 20)
-        await quiet.aio.trigger("a")
-        await eventually(lambda: "quiet" in order)
-        before = order.index("quiet")
-    assert before < 200
-
-
 async def test_many_slots_are_all_served(gate: Gate, eventually: Any) -> None:
     topic, seen = gate.topic("t", slots=64), Counter[str]()
 

@@ -398,15 +398,6 @@ async def test_a_worker_that_is_cut_off_stops_taking_and_comes_back(
         await eventually(lambda: sum(hand.gate.counters["worker.acked"] for hand in (near, far)) == 2 * SLOTS)
 
 
-async def test_a_membership_that_cannot_begin_is_an_error() -> None:
-    gate = Gate("redis://127.0.0.1:1", namespace="x", timeout="50ms")
-    gate.topic("t").handler(print)
-    with pytest.raises(StoreError):
-        async with gate.aio.worker(membership="redis"):
-            pass
-    await gate.aio.close()
-
-
 @pytest.mark.damages("wrong-type")
 async def test_a_foreign_key_in_the_memberships_place_is_an_error_at_the_start(gate: Gate, raw: Any) -> None:
     gate.topic("t").handler(print)
