@@ -23,6 +23,7 @@ from idemgate.core.keys import Key, text_of
 from idemgate.core.text import event_log, message_of, one_line
 from idemgate.core.validation import ENDED, call_async, call_blocking, refuse_unfinished
 from idemgate.core.verdict import Verdict, verdict_of
+from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
@@ -44,7 +45,7 @@ from idemgate.errors import (
 from idemgate.guard.claims import ClaimReply, Renewal, ReplyState
 from idemgate.guard.context import CacheEntry, GuardContext
 from idemgate.guard.current import Execution, own_wait_error
-from idemgate.guard.heartbeat import Heartbeat, NoHeartbeat, wait_for_wakeup
+from idemgate.guard.heartbeat import Heartbeat, NoHeartbeat
 from idemgate.guard.judge import judge, judge_unguarded
 from idemgate.guard.options import OnceOptions, OnError
 from idemgate.guard.request import (

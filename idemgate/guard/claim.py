@@ -15,6 +15,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, text_of
 from idemgate.core.text import one_line
 from idemgate.core.validation import check_iterable
+from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import (
     ClaimRejected,
     IdemgateError,
@@ -36,7 +37,7 @@ from idemgate.guard.call import (
 )
 from idemgate.guard.claims import ClaimReply, Claims, Completion, Renewal
 from idemgate.guard.current import Execution, own_wait_error
-from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, register_scope, wait_for_wakeup
+from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, register_scope
 from idemgate.guard.options import ClaimOptions, OnceOptions, claim_options
 from idemgate.guard.request import (
     FAILURE,

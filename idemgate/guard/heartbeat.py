@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple, Self
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
@@ -17,7 +15,7 @@ from idemgate.guard.request import INFINITE, Grant, build_renewal, log_facts
 from idemgate.store.context import Context
 from idemgate.store.heartbeat import LeaseRenewal
 
-__all__ = ["EndTimeouts", "Heartbeat", "NoHeartbeat", "end_timeouts", "register_scope", "wait_for_wakeup"]
+__all__ = ["EndTimeouts", "Heartbeat", "NoHeartbeat", "end_timeouts", "register_scope"]
 
 log = logging.getLogger("idemgate.once")
 
@@ -226,14 +224,3 @@ class ScopeRegistration(LeaseRenewal):
 
     def overdue(self) -> None:
         """Ignore it: the gate is closed."""
-
-
-async def wait_for_wakeup(wake: asyncio.Event, seconds: float) -> None:
-    """Wait until the event is set, or for this many seconds.
-
-    `wait_for` of Python 3.11 loses a cancellation that arrives together with the event.
-    """
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await wake.wait()
-    wake.clear()

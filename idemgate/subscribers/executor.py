@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from idemgate.core.clock import monotonic
 from idemgate.core.text import event_log
+from idemgate.core.waits import wait_until_done
 
 __all__ = ["BoundedExecutor"]
 
@@ -57,11 +57,7 @@ class BoundedExecutor(Generic[T]):
         Returns:
             The number of items that were cancelled or never started.
         """
-        hurried = asyncio.create_task(self._hurry_event.wait())
-        end = monotonic() + seconds
-        while self._running and not hurried.done() and (left := end - monotonic()) > 0:
-            await asyncio.wait({hurried, *self._running}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
+        await wait_until_done(self._running, seconds, self._hurry_event)
         left = len(self.waiting) + len(self._running)
         self.waiting.clear()
         if running := tuple(self._running):

@@ -13,6 +13,7 @@ from idemgate.core.calls import Batch, Call
 from idemgate.core.clock import monotonic
 from idemgate.core.text import event_log, last_line
 from idemgate.core.verdict import Verdict
+from idemgate.core.waits import wait_within
 from idemgate.errors import DownstreamUnavailable, StoreError, StoreUnavailable
 from idemgate.store.context import Context
 from idemgate.store.heartbeat import LeaseRenewal
@@ -21,7 +22,7 @@ from idemgate.store.shielded import finish_despite_cancel
 from idemgate.subscribers.callback import Callback
 from idemgate.subscribers.executor import BoundedExecutor
 
-__all__ = ["BLOCK", "EntryReader", "HeldEntry", "Registration", "wait_within"]
+__all__ = ["BLOCK", "EntryReader", "HeldEntry", "Registration"]
 
 log = event_log("idemgate.subscriber")
 BLOCK = 500
@@ -416,10 +417,3 @@ class EntryRenewal(LeaseRenewal, Generic[H]):
         end = monotonic() + self.lease
         while number in self._under_way and monotonic() < end:  # noqa: ASYNC110 - a thread empties it
             await asyncio.sleep(0.001)
-
-
-async def wait_within(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event for at most some seconds."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Protocol, Self
 
-from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.text import event_log
+from idemgate.core.waits import wait_until_done
 from idemgate.errors import InvalidArgument
 from idemgate.store.context import Context
 from idemgate.store.shielded import finish_despite_cancel
@@ -122,14 +122,8 @@ class Subscribers:
 
     async def _finish(self, running: set[asyncio.Task[None]], tasks: Mapping[asyncio.Task[None], Subscriber]) -> None:
         """Wait for tasks after the stop. Cancel those that still run after the grace time, or after `hurry`."""
-        hurried, end = asyncio.ensure_future(self._hurry.wait()), monotonic() + self._grace + OVERTIME
-        try:
-            while running and not hurried.done() and (left := end - monotonic()) > 0:
-                await asyncio.wait({hurried, *running}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                running = {task for task in running if not task.done()}
-        finally:
-            hurried.cancel()
-        for task in running:
+        await wait_until_done(running, self._grace + OVERTIME, self._hurry)
+        for task in [task for task in running if not task.done()]:
             name = repr(tasks[task])
             log.error("subscriber.cut_short subscriber=%s", name, extra={"subscriber": name})
             task.cancel()

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 from idemgate.core.calls import BATCH, Batch, Call, run_plan_async
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
+from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import StoreError
 from idemgate.guard.current import Execution, current_claim
-from idemgate.guard.heartbeat import wait_for_wakeup
 from idemgate.topics.dead_letters import AioDeadLetters
 from idemgate.topics.definition import (
     BaseTopic,

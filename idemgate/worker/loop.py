@@ -14,11 +14,11 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from idemgate.core.clock import monotonic
 from idemgate.core.verdict import HANDLED
+from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import StoreError
 from idemgate.store.retry import lacks_cluster_url
 from idemgate.topics.deliveries import Settlement
@@ -257,7 +257,7 @@ async def repeat(
     while not stop.is_set():
         try:
             if (pause := source.pause()) > 0:
-                await _sleep(source.wake, pause)
+                await wait_for_wakeup(source.wake, pause)
             if not stop.is_set():
                 await step()
                 if failures:
@@ -269,11 +269,4 @@ async def repeat(
             outage.begin(source, error)
             failures += 1
             topic.definition.context.counters.add("worker.store_unavailable")
-            await _sleep(source.wake, min(1.0, 0.02 * 2 ** min(failures, 6)))
-
-
-async def _sleep(wake: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await wake.wait()
-    wake.clear()
+            await wait_for_wakeup(source.wake, min(1.0, 0.02 * 2 ** min(failures, 6)))

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.text import event_log, one_line
 from idemgate.core.validation import check_int
+from idemgate.core.waits import wait_for_wakeup, wait_until_done, wait_within
 from idemgate.errors import InvalidArgument, ServerRejected, StoreError
 from idemgate.store.context import Context, HasContext
 from idemgate.store.retry import is_out_of_memory
@@ -215,9 +216,7 @@ class Worker:
                 outage.end(poller)
                 return True
             self.context.counters.add("worker.store_unavailable")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._stop_event.wait()
+            await wait_within(self._stop_event, 1.0)
             if self._stop_event.is_set():
                 return False
 
@@ -261,10 +260,7 @@ class Worker:
     async def _return_stale(self) -> None:
         """Return deliveries that wait for too long because handlers became slow: another worker may have room."""
         while not self._stop_event.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(MAX_HOLD / 2):
-                    await self._clock_moved.wait()
-            self._clock_moved.clear()
+            await wait_for_wakeup(self._clock_moved, MAX_HOLD / 2)
             self._loop.return_stale(self.context.now() - MAX_HOLD)
 
     async def _wait_for_stop(self, loops: list[asyncio.Task[None]], settle_loop: asyncio.Task[None]) -> None:
@@ -319,7 +315,7 @@ class Worker:
 
     async def _leave_members(self, memberships: Collection[asyncio.Task[None]]) -> None:
         self._release_slots()
-        await self._wait_until_done(memberships, self.context.timeout)
+        await wait_until_done(memberships, self.context.timeout, self._force_stop)
         await _wait_briefly(memberships)
         for task in memberships:
             task.cancel()
@@ -331,18 +327,18 @@ class Worker:
         self, loops: list[asyncio.Task[None]], settle_loop: asyncio.Task[None], memberships: list[asyncio.Task[None]]
     ) -> None:
         """Return unstarted deliveries, let running handlers finish within the grace time, then cancel them."""
-        dispatcher, end = self._loop.dispatcher, monotonic() + self.grace
+        dispatcher, force, end = self._loop.dispatcher, self._force_stop, monotonic() + self.grace
         self._log_stopping()
         self._wake_all()
         self._places.freed.set()
         # Not cancelled: the deliveries of a take under way must be returned, or they would wait for their leases.
-        await self._wait_until_done(loops, self.grace)
+        await wait_until_done(loops, self.grace, force)
         for task in loops:
             task.cancel()
         self._loop.return_unstarted()
         threads = asyncio.create_task(dispatcher.wait_for_threads())
-        await self._wait_until_done([threads, *dispatcher.tasks], end - monotonic())
-        await self._wait_until_done(dispatcher.tasks, end - monotonic())  # coroutines that threads returned
+        await wait_until_done([threads, *dispatcher.tasks], end - monotonic(), force)
+        await wait_until_done(dispatcher.tasks, end - monotonic(), force)  # coroutines that threads returned
         threads.cancel()
         self._loop.drop(dispatcher.cancel_running())
         if dispatcher.tasks:
@@ -351,7 +347,7 @@ class Worker:
         self._loop.drain()
         longest_lease = max((consumer.lease for consumer in self._consumers), default=0.0)
         # A settlement that waits for replicas takes one timeout, and half of another until it is answered.
-        await self._wait_until_done([settle_loop], min(longest_lease, 2 * self.context.timeout))
+        await wait_until_done([settle_loop], min(longest_lease, 2 * self.context.timeout), force)
         await asyncio.wait({settle_loop}, timeout=CLEANUP_SECONDS)
         settle_loop.cancel()
         await self._leave_members(memberships)
@@ -363,16 +359,6 @@ class Worker:
             "worker.stopping running=%d grace=%g handlers=%r", len(running), self.grace, running[:MAX_SHOWN],
             extra={"running": len(running), "grace": self.grace, "handlers": running},
         )  # fmt: skip
-
-    async def _wait_until_done(self, tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
-        """Wait until the tasks end, the seconds pass, or the stop is forced."""
-        end, forced = monotonic() + seconds, asyncio.create_task(self._force_stop.wait())
-        while (left := end - monotonic()) > 0 and not self._force_stop.is_set():
-            waiting = {task for task in tasks if not task.done()}
-            if not waiting:
-                break
-            await asyncio.wait({*waiting, forced}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        forced.cancel()
 
 
 async def _close_pollers(pollers: Collection[Poller]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, StoreUnavailable
-from idemgate.guard.heartbeat import wait_for_wakeup
+from idemgate.core.waits import wait_for_wakeup
 from idemgate.testing import Clock
 from tests.claims import claims_of
 

@@ -14,9 +14,9 @@ import pytest
 import redis
 
 from idemgate import AlreadyInProgress, Gate
+from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import SharedFailure
 from idemgate.guard import call
-from idemgate.guard.heartbeat import wait_for_wakeup
 from idemgate.testing import Clock
 from tests.claims import claims_of
 

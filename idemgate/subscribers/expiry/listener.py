@@ -13,6 +13,7 @@ from idemgate.core.backoff import retry_pause
 from idemgate.core.calls import Batch
 from idemgate.core.clock import monotonic
 from idemgate.core.keys import raw
+from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import InvalidArgument, ServerRejected, StoreError, StoreUnavailable
 from idemgate.guard.claim import AioClaim, claim_request
 from idemgate.guard.options import ClaimOptions
@@ -122,10 +123,7 @@ class ExpiryListener:
                 failures += 1
                 self._report_error(error, failures)
                 pause = retry_pause(failures)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await wake.wait()
-            wake.clear()
+            await wait_for_wakeup(wake, pause)
 
     def _report_error(self, error: StoreError, failures: int = 1) -> None:
         self._expiry.count("store_errors")
