@@ -31,7 +31,7 @@ from idemgate.errors import StoreError
 if TYPE_CHECKING:
     from idemgate.store.sync import SyncLink
 
-__all__ = ["FunctionRenewal", "HeartbeatThread", "LeaseRenewal"]
+__all__ = ["HeartbeatThread", "LeaseRenewal"]
 
 log = event_log("idemgate.lease")
 NEVER = float("inf")
@@ -73,30 +73,6 @@ class LeaseRenewal(ABC):
 
         It is called again after every further failure until the renewal is removed.
         """
-
-
-class FunctionRenewal(LeaseRenewal):
-    """A lease renewal made of functions. `renew` receives the first error of the last try, or None if it succeeded."""
-
-    __slots__ = ("_error", "_overdue", "_renew")
-
-    def __init__(
-        self, lease: float, renew: Callable[[Exception | None], Sequence[Batch[None]]], overdue: Callable[[], None]
-    ) -> None:
-        super().__init__(lease)
-        self._renew = renew
-        self._overdue = overdue
-        self._error: Exception | None = None
-
-    def renew(self) -> Sequence[Batch[None]]:
-        error, self._error = self._error, None
-        return self._renew(error)
-
-    def note_error(self, error: Exception) -> None:
-        self._error = error
-
-    def overdue(self) -> None:
-        self._overdue()
 
 
 class HeartbeatThread:

@@ -139,8 +139,8 @@ class _ListReader(EntryReader[TakenEntry]):
     async def _acknowledge_entries(self, ids: Sequence[bytes]) -> None:
         await self._link.run(self._calls.remove(ids))
 
-    def _build_renewal(self, working: Sequence[TakenEntry]) -> Call[list[bool]]:
-        return self._calls.renew(working)
+    def _renew_entries(self, held: Sequence[TakenEntry]) -> Call[list[bool]]:
+        return self._calls.renew(held)
 
     async def _release(self, taken: TakenEntry, after_ms: int, *, undo: bool) -> None:
         await self._link.run(self._calls.retry(taken, after_ms, undo=undo))

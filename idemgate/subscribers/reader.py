@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from idemgate.core.backoff import retry_pause
@@ -16,7 +17,7 @@ from idemgate.core.verdict import Verdict
 from idemgate.core.waits import wait_within
 from idemgate.errors import DownstreamUnavailable, StoreError, StoreUnavailable
 from idemgate.store.context import Context
-from idemgate.store.heartbeat import LeaseRenewal
+from idemgate.store.held import HeldRenewal
 from idemgate.store.retry import lacks_cluster_url
 from idemgate.store.shielded import finish_despite_cancel
 from idemgate.subscribers.callback import Callback
@@ -37,20 +38,24 @@ class HeldEntry:
 
     Attributes:
         entry: The entry as passed to the callback.
-        over: The callback has ended. The server may rightly report that the entry is gone.
+        until: The lease holds at least until then; see `Held`.
+        settling: The callback has ended, or does not run.
         released: This consumer releases the entry. A renewal would undo that.
         done: The entry waits for its acknowledgement.
         lost: Another consumer has the entry.
-        held_from: When the request was sent that took or renewed it, monotonic seconds.
     """
 
-    __slots__ = ("done", "entry", "held_from", "id", "lost", "over", "released")
+    __slots__ = ("done", "entry", "id", "lost", "released", "settling", "until")
 
     def __init__(self, number: bytes, entry: Any) -> None:
         self.id = number
         self.entry = entry
-        self.over = self.released = self.done = self.lost = False
-        self.held_from = 0.0
+        self.settling = self.released = self.done = self.lost = False
+        self.until = 0.0
+
+    @property
+    def is_renewable(self) -> bool:
+        return not self.released and not self.lost
 
 
 H = TypeVar("H", bound=HeldEntry)
@@ -79,7 +84,8 @@ class EntryReader(ABC, Generic[H]):
         self._executor = BoundedExecutor[H](self._handle, options.concurrency)
         self._live: dict[bytes, H] = {}
         self._cancelled: list[H] = []  # by the stop
-        self._renewal: EntryRenewal[H] | None = None
+        self._lease = options.reclaim_ms / 1000
+        self._renewal: HeldRenewal[H] | None = None
         self._freed = asyncio.Event()
         self._acknowledgeable: list[bytes] = []
         self._to_ack = asyncio.Event()
@@ -117,7 +123,7 @@ class EntryReader(ABC, Generic[H]):
         """Acknowledge handled entries."""
 
     @abstractmethod
-    def _build_renewal(self, working: Sequence[H]) -> Call[list[bool]]:
+    def _renew_entries(self, held: Sequence[H]) -> Call[list[bool]]:
         """Build the call that renews entries. Its answer says of each whether this consumer still holds it."""
 
     @abstractmethod
@@ -171,13 +177,11 @@ class EntryReader(ABC, Generic[H]):
 
     def _take(self, taken: Sequence[H]) -> None:
         if taken and self._renewal is None:
-            self._renewal = EntryRenewal(
-                self._options.reclaim_ms / 1000, self._live, self._build_renewal, self._report_lost
-            )
+            self._renewal = HeldRenewal(self._lease, self, expires=False)
             self._options.context.heartbeat.add(self._renewal)
         for one in taken:
             known = self._live.setdefault(one.id, one)
-            known.held_from = self._read_from
+            known.until = self._read_from + self._lease
             if known is not one:  # it runs here already
                 known.lost = False
                 continue
@@ -188,7 +192,7 @@ class EntryReader(ABC, Generic[H]):
     async def _handle(self, taken: H) -> None:
         started = False
         try:
-            if monotonic() - taken.held_from > self._options.reclaim_ms / 2000:  # the process stalled, or just waited
+            if taken.until < monotonic() + self._lease / 2:  # the process stalled, or just waited
                 await self._renew_now(taken)
             if taken.lost:  # while it waited; its new consumer handles it
                 return
@@ -197,13 +201,13 @@ class EntryReader(ABC, Generic[H]):
                 return
             started = True
             verdict = await self._callback(taken.entry)
-            taken.over = True
+            taken.settling = True
             self._count(verdict.outcome)
             await self._settle(taken, verdict)
         except StoreError as error:  # it stays pending
             self._report_error(error)
         except asyncio.CancelledError:
-            if not taken.over and not taken.lost and (self._callback.is_async or not started):  # a thread goes on
+            if not taken.settling and not taken.lost and (self._callback.is_async or not started):  # a thread goes on
                 self._cancelled.append(taken)
             raise
         finally:
@@ -231,7 +235,7 @@ class EntryReader(ABC, Generic[H]):
 
     async def _defer(self, taken: H, verdict: Verdict[Any], error: DownstreamUnavailable) -> None:
         """Release an entry whose downstream service is unavailable, which is no attempt, and pause the reading."""
-        seconds = min(verdict.delay(self._options.reclaim_ms / 1000), self._options.reclaim_ms / 1000)
+        seconds = min(verdict.delay(self._lease), self._lease)
         if monotonic() >= self._reads_at:
             self._reads_at = monotonic() + seconds
             log.warning(
@@ -253,7 +257,7 @@ class EntryReader(ABC, Generic[H]):
 
     async def _bury(self, taken: H, reason: str, error: BaseException | None) -> None:
         """Write a dead letter, then acknowledge the entry."""
-        taken.over = True
+        taken.settling = True
         text = last_line(error) if error is not None else ""
         try:
             dropped = await self._write_dead_letter(taken, reason, text)
@@ -268,7 +272,7 @@ class EntryReader(ABC, Generic[H]):
         self._acknowledge(taken)
 
     def _acknowledge(self, taken: H) -> None:
-        taken.over = taken.done = True
+        taken.settling = taken.done = True
         self._acknowledgeable.append(taken.id)
         self._to_ack.set()
 
@@ -306,9 +310,24 @@ class EntryReader(ABC, Generic[H]):
         """Renew an entry that may have waited for too long, and mark it as lost if another consumer has it."""
         sent, renewal = monotonic(), self._renewal
         assert renewal is not None, "the first take makes it"
-        renewal.record([taken], await self._options.context.aio_link.run(self._build_renewal([taken])), sent)
+        renewal.record([taken], await self._options.context.aio_link.run(self._renew_entries([taken])), sent)
 
-    def _report_lost(self, taken: H) -> None:
+    # -- renewal: the `Holder` of `HeldRenewal`, in the heartbeat's thread ---------------------------------------------
+
+    def copy_held(self) -> Collection[H]:
+        """Return the entries that this consumer holds."""
+        return self._live.copy().values()
+
+    def split_renewal(self, held: list[H], _alone: bool) -> Iterable[list[H]]:
+        """Split entries into script calls. The calls read no data of an entry that may be corrupt."""
+        return (held[n : n + RENEWALS] for n in range(0, len(held), RENEWALS))
+
+    def build_renewal(self, part: Sequence[H]) -> Batch[list[bool]]:
+        """Build the call that renews entries."""
+        return Batch([self._renew_entries(part)], itemgetter(0))
+
+    def report_lost(self, taken: H) -> None:
+        """Count and log an entry that another consumer has."""
         self._count("lost")
         log.warning("subscriber.lost", extra=self._facts | {"id": taken.entry.id})
 
@@ -320,7 +339,8 @@ class EntryReader(ABC, Generic[H]):
         await self._return_all(waiting)
         left = await self._executor.finish(grace)
         for taken in self._live.values():
-            taken.lost = taken.lost or not taken.over  # its callback swallowed the cancellation: leave it to its lease
+            if not taken.settling:
+                taken.lost = True  # its callback swallowed the cancellation: leave it to its lease
         await self._return_all(self._cancelled)
         if left:
             self._count("abandoned", left)
@@ -336,7 +356,7 @@ class EntryReader(ABC, Generic[H]):
         await asyncio.gather(*(self._return(taken) for taken in entries))
 
     async def _return(self, taken: H) -> None:
-        taken.over = True
+        taken.settling = True
         self._forget(taken.id)
         try:
             await self._release_entry(taken, 0, undo=True)
@@ -352,68 +372,3 @@ class EntryReader(ABC, Generic[H]):
     def _count(self, what: str, n: int = 1) -> None:
         if n:
             self._options.context.counters.add(f"{self._kind}.{what}", n)
-
-
-class EntryRenewal(LeaseRenewal, Generic[H]):
-    """A renewal of all entries in `live`. The event loop may be blocked: only the heartbeat thread is needed.
-
-    Args:
-        lease: Seconds until another consumer may take an entry.
-        live: The entries by id. The event loop changes them meanwhile.
-        build: Function that builds the call which renews entries. The answer says of each whether it is still held.
-        on_lost: Callback for an entry that another consumer has.
-    """
-
-    __slots__ = ("_build", "_live", "_on_lost", "_under_way")
-
-    def __init__(
-        self,
-        lease: float,
-        live: dict[bytes, H],
-        build: Callable[[Sequence[H]], Call[list[bool]]],
-        on_lost: Callable[[H], None],
-    ) -> None:
-        super().__init__(lease)
-        self._live = live
-        self._build = build
-        self._on_lost = on_lost
-        self._under_way: set[bytes] = set()
-
-    def renew(self) -> Sequence[Batch[None]]:
-        entries = self._live.copy().values()
-        # Before `released` is read: the event loop sets `released`, then looks here. So one of both notices the other.
-        self._under_way = {entry.id for entry in entries}
-        # Also entries whose callback has ended: the event loop may be blocked before their acknowledgements leave.
-        working = [entry for entry in entries if not entry.released and not entry.lost]
-        self._under_way.intersection_update(entry.id for entry in working)
-        return [self._batch(working[n : n + RENEWALS]) for n in range(0, len(working), RENEWALS)]
-
-    def _batch(self, entries: Sequence[H]) -> Batch[None]:
-        sent = monotonic()
-
-        def apply_reply(answers: list[list[bool]]) -> None:
-            self.record(entries, answers[0], sent)
-            self._under_way.difference_update(entry.id for entry in entries)
-
-        return Batch([self._build(entries)], apply_reply)
-
-    def record(self, entries: Sequence[H], held: list[bool], sent: float) -> None:
-        """Record the reply to a renewal of time `sent`, monotonic seconds."""
-        for entry, is_held in zip(entries, held, strict=True):
-            if is_held:
-                entry.held_from = sent
-            elif not entry.over and not entry.lost:  # one that ended meanwhile may have been settled
-                entry.lost = True
-                self._on_lost(entry)
-
-    def note_error(self, error: Exception) -> None:  # noqa: ARG002 - any error ends the tries under way
-        self._under_way = set()
-
-    def overdue(self) -> None:
-        """Do nothing: the store decides who holds an entry, and the next renewal that succeeds reports it."""
-
-    async def wait_for(self, number: bytes) -> None:
-        """Wait until no renewal of an entry is under way, at most for the lease. The entry must be `released`."""
-        end = monotonic() + self.lease
-        while number in self._under_way and monotonic() < end:  # noqa: ASYNC110 - a thread empties it
-            await asyncio.sleep(0.001)

@@ -184,12 +184,12 @@ class _StreamReader(EntryReader[PendingEntry]):
     async def _acknowledge_entries(self, ids: Sequence[bytes]) -> None:
         await self._group.ack(ids)
 
-    def _build_renewal(self, working: Sequence[PendingEntry]) -> Call[list[bool]]:
-        return self._group.renew([entry.id for entry in working])
+    def _renew_entries(self, held: Sequence[PendingEntry]) -> Call[list[bool]]:
+        return self._group.renew([entry.id for entry in held])
 
     async def _release(self, taken: PendingEntry, after_ms: int, *, undo: bool) -> None:
         if self._renewal is not None:  # one that the server executes later would undo the release
-            await self._renewal.wait_for(taken.id)
+            await self._renewal.wait_for(taken)
         await self._group.release(taken, after_ms, undo=undo)
 
     async def _write_dead_letter(self, taken: PendingEntry, reason: str, error: str) -> int:

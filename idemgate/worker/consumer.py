@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from asyncio import gather
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from idemgate.core.calls import Batch, split_batches
 from idemgate.core.clock import monotonic
 from idemgate.core.validation import is_async
-from idemgate.errors import DecodeError, NotDurable, StoreError, StoreUnavailable
-from idemgate.store.heartbeat import FunctionRenewal
+from idemgate.errors import DecodeError, NotDurable, StoreError
+from idemgate.store.held import HeldRenewal
 from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Delivery, Taken
 from idemgate.topics.topic_calls import TopicCalls
@@ -32,13 +32,12 @@ class InFlight:
     """A delivery between take and settlement.
 
     Attributes:
-        until: The lease holds at least until then, monotonic seconds. It counts from the request, because the server
-            may have granted the lease long before its reply arrived.
+        until: The lease holds at least until then; see `Held`.
         since: When the delivery was taken, seconds of the gate's clock.
         margin: Seconds of the lease that must be left to start the handler: a renewal interval. A lease with less left
             may end before a renewal reaches the server.
         misfired: True for an occurrence of a recurring trigger that must not run.
-        settling: True while it is being settled. The store may then rightly report that the lease is gone.
+        settling: True while it is being settled.
     """
 
     __slots__ = ("consumer", "delivery", "margin", "misfired", "settling", "since", "until")
@@ -60,6 +59,20 @@ class InFlight:
     def log_facts(self) -> dict[str, object]:
         """Return the topic and the key for a log record, in this order."""
         return {"topic": self.delivery.topic, "key": self.delivery.key}
+
+    @property
+    def lost(self) -> bool:
+        """True once the lease is known to be lost. The handler sees it, too."""
+        return self.delivery.lost
+
+    @lost.setter
+    def lost(self, value: bool) -> None:
+        self.delivery.lost = value
+
+    @property
+    def is_renewable(self) -> bool:
+        """Return True if a renewal has a use."""
+        return not self.delivery.lost
 
     def can_start(self) -> bool:
         """Return True if enough of the lease is left to start the handler."""
@@ -87,7 +100,7 @@ class TopicConsumer:
         self.turn = 0
         self._occurrences = Occurrences(poller)
         self.places = TopicPlaces(self.room)
-        self._renewal: FunctionRenewal | None = None
+        self._renewal: HeldRenewal[InFlight] | None = None
         handler = self.topic.definition.handler
         assert handler is not None, "the worker selects topics with a handler only"
         self.is_async = is_async(handler)
@@ -152,51 +165,44 @@ class TopicConsumer:
         accepted = [InFlight(self, delivery, until, since, margin) for delivery in taken.deliveries]
         self.in_flight.update(accepted)
         if self._renewal is None:
-            self._renewal = FunctionRenewal(self.lease, self._extend_leases, self._on_renewal_overdue)
+            self._renewal = HeldRenewal(self.lease, self, expires=True)
             self.context.heartbeat.add(self._renewal)
         self._renewal.last = min(self._renewal.last, until - self.lease)  # so that `overdue` is not called too late
         if until < monotonic() + self.lease / 2:  # the reply was late, or the process stalled
             self.context.heartbeat.hasten(self._renewal)
         return accepted
 
-    # -- lease renewal, in the heartbeat's thread: it iterates over copies of `in_flight` -----------------------------
+    # -- lease renewal: the `Holder` of `HeldRenewal`, in the heartbeat's thread --------------------------------------
 
-    def _extend_leases(self, error: Exception | None) -> list[Batch[None]]:
-        """Build one renewal per slot. After an error about data, each delivery has its own: one of them is corrupt."""
-        until, parts = monotonic() + self.lease, defaultdict[object, list[InFlight]](list)
-        for entry in self.in_flight.copy():
-            if not entry.delivery.lost:
-                alone = error is not None and not isinstance(error, StoreUnavailable)
-                parts[entry if alone else self.poller.calls.slot_of_delivery(entry.delivery)].append(entry)
-        return [self._extend_part(entries, until) for entries in parts.values()]
+    def copy_held(self) -> set[InFlight]:
+        """Return the deliveries in flight."""
+        return self.in_flight.copy()
 
-    def _extend_part(self, entries: list[InFlight], until: float) -> Batch[None]:
-        extending = self.poller.calls.extend_many([entry.delivery for entry in entries])
+    def split_renewal(self, held: Iterable[InFlight], alone: bool) -> Iterable[list[InFlight]]:
+        """Split deliveries by slot. After an error about data, each has its own renewal: one of them is corrupt."""
+        parts = defaultdict[object, list[InFlight]](list)
+        for entry in held:
+            parts[entry if alone else self.poller.calls.slot_of_delivery(entry.delivery)].append(entry)
+        return parts.values()
 
-        def apply_replies(replies: list[Any]) -> None:
-            for entry, outcome in zip(entries, extending.join(replies), strict=True):
-                if outcome == "lost":
-                    self._mark_lost(entry)
-                else:
-                    entry.until = until
+    def build_renewal(self, part: Sequence[InFlight]) -> Batch[list[bool]]:
+        """Build the calls that extend leases. Their answer also tells which deliveries are cancelled."""
+        extending = self.poller.calls.extend_many([entry.delivery for entry in part])
+
+        def join(answers: list[Any]) -> list[bool]:
+            outcomes = extending.join(answers)
+            for entry, outcome in zip(part, outcomes, strict=True):
+                if outcome != "lost":
                     entry.delivery.cancelled = outcome == "cancelled"
+            return [outcome != "lost" for outcome in outcomes]
 
-        return Batch(extending.calls, apply_replies)
+        return Batch(extending.calls, join)
 
-    def _on_renewal_overdue(self) -> None:
-        """Mark every delivery as lost whose lease may end before the next renewal."""
-        deadline = monotonic() + self.lease / 6
-        for entry in self.in_flight.copy():
-            if entry.until <= deadline:
-                self._mark_lost(entry)
-
-    def _mark_lost(self, entry: InFlight) -> None:
-        delivery = entry.delivery
-        if not entry.settling and not delivery.lost:
-            delivery.lost = True
-            self.context.counters.add("worker.lease_lost")
-            facts = entry.log_facts()
-            log.warning("worker.lease_lost topic=%r key=%r", *facts.values(), extra=facts | {"token": delivery.token})
+    def report_lost(self, entry: InFlight) -> None:
+        """Count and log a lost lease."""
+        self.context.counters.add("worker.lease_lost")
+        facts = entry.log_facts()
+        log.warning("worker.lease_lost topic=%r key=%r", *facts.values(), extra=facts | {"token": entry.delivery.token})
 
     # -- settling --------------------------------------------------------------------------------------------------
 

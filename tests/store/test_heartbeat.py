@@ -12,7 +12,8 @@ import pytest
 
 from idemgate import Gate
 from idemgate.core.calls import Batch, call
-from idemgate.store.heartbeat import FunctionRenewal, HeartbeatThread
+from idemgate.store.heartbeat import HeartbeatThread
+from tests.renewals import FunctionRenewal
 from tests.waiting import wait_until
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from idemgate import Gate
 from idemgate.errors import PolicyChanged
-from idemgate.store.heartbeat import FunctionRenewal
+from idemgate.store.held import HeldRenewal
 from idemgate.testing import Clock
 from idemgate.worker import consumer
 from idemgate.worker.worker import Worker
@@ -25,13 +25,13 @@ Declare = Callable[[Gate], Awaitable[Any]]
 def frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deliveries are renewed every two milliseconds."""
 
-    class FrequentRenewal(FunctionRenewal):
-        def __init__(self, lease: float, *functions: Any) -> None:
-            super().__init__(lease, *functions)
+    class FrequentRenewal(HeldRenewal[Any]):
+        def __init__(self, lease: float, *options: Any, **more: Any) -> None:
+            super().__init__(lease, *options, **more)
             self.interval = 0.002
             self.due = self.last
 
-    monkeypatch.setattr(consumer, "FunctionRenewal", FrequentRenewal)
+    monkeypatch.setattr(consumer, "HeldRenewal", FrequentRenewal)
 
 
 async def again(gate: Gate) -> None:

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, current
-from idemgate.store.heartbeat import FunctionRenewal, HeartbeatThread
+from idemgate.store.heartbeat import HeartbeatThread
+from idemgate.store.held import HeldRenewal
 from idemgate.testing import Clock
 from idemgate.worker import consumer
 from idemgate.worker.poller import Poller
 from idemgate.worker.worker import Worker
 from tests.proxy import Proxy
+from tests.renewals import FunctionRenewal
 
 
 @pytest.fixture
@@ -145,13 +147,13 @@ async def test_an_acknowledgement_that_crosses_a_heartbeat_is_no_loss(
     live: Gate, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given heartbeats every two milliseconds, of a lease that no stall of the machine ends
-    class FrequentRenewal(FunctionRenewal):
-        def __init__(self, lease: float, *functions: Any) -> None:
-            super().__init__(lease, *functions)
+    class FrequentRenewal(HeldRenewal[Any]):
+        def __init__(self, lease: float, *options: Any, **more: Any) -> None:
+            super().__init__(lease, *options, **more)
             self.interval = 0.002
             self.due = self.last
 
-    monkeypatch.setattr(consumer, "FunctionRenewal", FrequentRenewal)
+    monkeypatch.setattr(consumer, "HeldRenewal", FrequentRenewal)
     topic = live.topic("t", lease="60s", slots=4)
     topic.handler(lambda delivery: None)
     async with Worker(live, concurrency=64):
