@@ -13,6 +13,7 @@ from idemgate.errors import (
     AttemptsExhausted,
     Bury,
     DecodeError,
+    DownstreamUnavailable,
     InvalidArgument,
     KeyReused,
     LeaseLost,
@@ -21,15 +22,17 @@ from idemgate.errors import (
     ReplayedFailure,
     ResultUnavailable,
     Retry,
+    StoreError,
 )
 
-__all__ = ["HANDLED", "Action", "Outcome", "Verdict", "verdict_of"]
+__all__ = ["HANDLED", "Action", "Outcome", "Step", "Verdict", "choose_step", "verdict_of"]
 
 log = logging.getLogger("idemgate.once")
 R = TypeVar("R")
 
 Outcome = Literal["handled", "duplicate", "in_progress", "rejected", "failed", "lost", "unguarded", "skipped"]
 Action = Literal["ack", "retry", "reject"]
+Step = Literal["ack", "bury", "pause", "defer", "retry"]
 
 _DUPLICATE = (AlreadyDone, ResultUnavailable)
 _PERMANENT = (
@@ -112,6 +115,26 @@ def verdict_of(error: BaseException | None) -> Verdict[Any]:
     if isinstance(error, LeaseLost):
         return Verdict("lost", None, error)
     return Verdict("failed", None, error, _delay_of(error))
+
+
+def choose_step(verdict: Verdict[Any]) -> Step:
+    """Return what a worker or subscriber does with a message after its handler ended, or could not run.
+
+    | step | meaning | counts as an attempt |
+    |---|---|---|
+    | "ack" | it is done, now or before | |
+    | "bury" | each further delivery ends in the same error: dead-letter it | |
+    | "pause" | the downstream service is unavailable: deliver it again after a pause of the whole source | no |
+    | "defer" | it is in progress, its lease was lost, or no store answered before it ran: deliver it again | no |
+    | "retry" | the handler raised: deliver it again after the backoff | yes |
+    """
+    if verdict.action != "retry":
+        return "ack" if verdict.action == "ack" else "bury"
+    if isinstance(verdict.error, DownstreamUnavailable):
+        return "pause"
+    if verdict.outcome != "failed" or (not verdict.ran and isinstance(verdict.error, StoreError)):
+        return "defer"
+    return "retry"
 
 
 def _delay_of(error: BaseException) -> float | None:

@@ -13,9 +13,9 @@ from idemgate.core.backoff import retry_pause
 from idemgate.core.calls import Batch, Call
 from idemgate.core.clock import monotonic
 from idemgate.core.text import event_log, last_line
-from idemgate.core.verdict import Verdict
+from idemgate.core.verdict import Verdict, choose_step
 from idemgate.core.waits import wait_within
-from idemgate.errors import DownstreamUnavailable, StoreError, StoreUnavailable
+from idemgate.errors import StoreError, StoreUnavailable
 from idemgate.store.context import Context
 from idemgate.store.held import HeldRenewal
 from idemgate.store.retry import lacks_cluster_url
@@ -215,32 +215,32 @@ class EntryReader(ABC, Generic[H]):
                 self._forget(taken.id)
 
     async def _settle(self, taken: H, verdict: Verdict[Any]) -> None:
-        outcome, error = verdict.outcome, verdict.error
-        if verdict.action == "ack":
+        step, error = choose_step(verdict), verdict.error
+        if step == "ack":
             self._acknowledge(taken)
         elif taken.lost:
             return  # its new consumer settles it
-        elif outcome == "rejected":
+        elif step == "bury":
             await self._bury(taken, type(error).__name__, error)
-        elif isinstance(error, DownstreamUnavailable):
-            await self._defer(taken, verdict, error)
-        elif outcome != "failed":  # in progress, or the guard lost its lease to another owner
-            await self._release_entry(taken, max(1, round(verdict.delay(0) * 1000)), undo=True)
-        elif not verdict.ran and isinstance(error, StoreError):
+        elif step == "pause":
+            await self._pause(taken, verdict)
+        elif step == "defer" and verdict.outcome == "failed":
+            assert isinstance(error, StoreError)
             self._report_error(error)
             await self._release_entry(taken, self._options.reclaim_ms, undo=True)
+        elif step == "defer":  # in progress, or the guard lost its lease to another owner
+            await self._release_entry(taken, max(1, round(verdict.delay(0) * 1000)), undo=True)
         else:
             log.warning("subscriber.failed", extra=self._facts | {"id": taken.entry.id}, exc_info=error)
             await self._retry_or_bury(taken, verdict)
 
-    async def _defer(self, taken: H, verdict: Verdict[Any], error: DownstreamUnavailable) -> None:
+    async def _pause(self, taken: H, verdict: Verdict[Any]) -> None:
         """Release an entry whose downstream service is unavailable, which is no attempt, and pause the reading."""
         seconds = min(verdict.delay(self._lease), self._lease)
         if monotonic() >= self._reads_at:
             self._reads_at = monotonic() + seconds
-            log.warning(
-                "subscriber.downstream_unavailable error=%r", str(error), extra=self._facts | {"error": str(error)}
-            )
+            error = str(verdict.error)
+            log.warning("subscriber.downstream_unavailable error=%r", error, extra=self._facts | {"error": error})
         self._count("downstream_unavailable")
         await self._release_entry(taken, round(seconds * 1000), undo=True)
 

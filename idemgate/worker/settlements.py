@@ -8,8 +8,8 @@ from typing import Any
 
 from idemgate.core.codec.storable import refuse_unfinished_inside
 from idemgate.core.text import event_log, last_line
-from idemgate.core.verdict import Verdict, verdict_of
-from idemgate.errors import DownstreamUnavailable, IdemgateError, InvalidArgument, PartialFailure, StoreError
+from idemgate.core.verdict import Verdict, choose_step, verdict_of
+from idemgate.errors import DownstreamUnavailable, IdemgateError, InvalidArgument, PartialFailure
 from idemgate.topics.deliveries import Settlement, defer_oversize, nack_items
 from idemgate.topics.messages import Delivery
 from idemgate.topics.results import encode_result
@@ -81,19 +81,21 @@ def choose_settlement(entry: InFlight, verdict: Verdict[Any], stopping: bool) ->
 
 def _of_verdict(entry: InFlight, verdict: Verdict[Any], stopping: bool) -> Settlement:
     delivery, backoff = entry.delivery, entry.consumer.poller.calls.policy.backoff
-    outcome, error = verdict.outcome, verdict.error
+    step, outcome, error = choose_step(verdict), verdict.outcome, verdict.error
     if isinstance(error, DownstreamUnavailable):
-        return _defer(entry, verdict, error)
-    if verdict.action == "ack":
+        _begin_pause(entry, verdict, error)  # also if a stored failure buries the message: the service is away
+    if step == "pause":
+        return Settlement("defer", delivery, delay=ceil(entry.consumer.backpressure.pause * 1000))
+    if step == "ack":
         return Settlement("ack", delivery)
     if outcome == "lost":
         return Settlement("defer", delivery, delay=_LOST_DELAY)
     if outcome == "in_progress":
         return Settlement("defer", delivery, delay=max(1, round((verdict.retry_after or 0) * 1000)))
     assert error is not None, "the other verdicts have an error"
-    if outcome == "rejected" or attempt_number(delivery) is None:
+    if step == "bury" or attempt_number(delivery) is None:
         return Settlement("bury", delivery, failure=last_line(error))
-    if not verdict.ran and isinstance(error, StoreError):
+    if step == "defer":
         return Settlement("defer", delivery, delay=backoff.ms(delivery.attempt, error))
     if stopping and isinstance(error, asyncio.CancelledError):
         return Settlement("return", delivery)
@@ -104,8 +106,8 @@ def _of_verdict(entry: InFlight, verdict: Verdict[Any], stopping: bool) -> Settl
     return Settlement("nack", delivery, delay_ms, last_line(error))
 
 
-def _defer(entry: InFlight, verdict: Verdict[Any], error: DownstreamUnavailable) -> Settlement:
-    """Defer a delivery whose downstream service is unavailable, and pause its topic."""
+def _begin_pause(entry: InFlight, verdict: Verdict[Any], error: DownstreamUnavailable) -> None:
+    """Pause the topic of a delivery whose downstream service is unavailable."""
     consumer, backpressure = entry.consumer, entry.consumer.backpressure
     consumer.context.counters.add("worker.downstream_unavailable")
     if not backpressure.pause:  # else another delivery of the same outage began it
@@ -113,7 +115,6 @@ def _defer(entry: InFlight, verdict: Verdict[Any], error: DownstreamUnavailable)
         if seconds is None:
             seconds = consumer.poller.calls.policy.backoff.ms(backpressure.failures + 1, error) / 1000
         backpressure.begin_pause(seconds, error)
-    return Settlement("defer", entry.delivery, delay=ceil(backpressure.pause * 1000))
 
 
 def _settle_partially(delivery: Delivery[Any], error: PartialFailure, delay: int) -> Settlement:

@@ -106,6 +106,30 @@ async def test_a_handler_may_name_the_pause(gate: Gate, clock: Clock, eventually
         await eventually(lambda: gate.counters["worker.acked"] == 1)
 
 
+async def test_a_failure_that_the_guard_stored_is_buried_at_once_and_pauses_the_topic(
+    gate: Gate, clock: Clock, eventually: Any
+) -> None:
+    # Given a guarded handler whose failures are final, and a service that is away
+    topic = gate.topic("mails", backoff="10s")
+
+    @topic.handler
+    @gate.once(key="{delivery.key}", on_error="store")
+    async def handle(delivery: Any) -> None:
+        raise DownstreamUnavailable("no connection")
+
+    await topic.aio.trigger("a")
+    async with Worker(gate):
+        # Then no further delivery replays the failure: the dead letter names its cause
+        await eventually(lambda: gate.counters["worker.buried"] == 1)
+        (letter,) = await topic.aio.dead.list()
+        assert (letter.attempts, letter.reason) == (1, "idemgate.errors.DownstreamUnavailable: no connection")
+        # And the topic pauses all the same
+        assert gate.counters["worker.downstream_unavailable"] == 1
+        await topic.aio.trigger("b")
+        clock.advance("1s")
+        assert (await topic.aio.stats()).pending == 1
+
+
 async def test_entries_of_a_stream_lose_no_attempt(one: Gate, raw: Any, namespace: str) -> None:
     # Given an entry that may be delivered twice, and a service that is away
     seen: list[int] = []
