@@ -21,19 +21,14 @@ class Held(Protocol):
         until: The lease holds at least until then, monotonic seconds. It counts from the request, because the server
             may have granted the lease long before its reply arrived.
         settling: It is being settled, or will be soon. The store may then rightly report that the lease is gone.
-        lost: Another consumer may have it.
     """
 
     until: float
     settling: bool
 
     @property
-    def lost(self) -> bool: ...
-    @lost.setter
-    def lost(self, value: bool) -> None: ...
-    @property
     def is_renewable(self) -> bool:
-        """Return False if a renewal has no use any more, or would undo a release."""
+        """Return False if it is known to be lost, or is released: a renewal would undo that."""
         ...
 
 
@@ -55,8 +50,8 @@ class Holder(Protocol[H]):
         """Build the calls that renew one part. Their answer says of each whether this consumer still holds it."""
         ...
 
-    def report_lost(self, one: H, /) -> None:
-        """Count and log that something is lost."""
+    def mark_lost(self, one: H, /) -> None:
+        """Mark one as lost, count and log it: another consumer may have it."""
         ...
 
 
@@ -108,9 +103,8 @@ class HeldRenewal(LeaseRenewal, Generic[H]):
                 self._mark_lost(one)
 
     def _mark_lost(self, one: H) -> None:
-        if not one.settling and not one.lost:
-            one.lost = True
-            self._holder.report_lost(one)
+        if one.is_renewable and not one.settling:
+            self._holder.mark_lost(one)
 
     def note_error(self, error: Exception) -> None:
         self._error = error

@@ -107,7 +107,7 @@ class _ListReader(EntryReader[TakenEntry]):
 
     async def _read_once(self) -> None:
         """Take entries. Without any, wait for the first one, or until a lease or delay ends."""
-        if len(self._live) > self._options.concurrency:
+        if len(self._in_flight) > self._options.concurrency:
             await self._wait_for_room()
             return
         taken_any, next_ms = await self._take_entries()
@@ -119,7 +119,7 @@ class _ListReader(EntryReader[TakenEntry]):
         if reply.missing:
             self._count("missing", reply.missing)
             log.error("subscriber.missing", extra=self._facts | {"count": reply.missing})
-        new = [one for one in reply.entries if one.id not in self._live]
+        new = [one for one in reply.entries if one.id not in self._in_flight]
         reclaimed = sum(one.entry.deliveries > 1 for one in new)
         self._count("reclaimed", reclaimed)
         self._count("read", len(new) - reclaimed)

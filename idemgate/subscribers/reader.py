@@ -72,7 +72,7 @@ class Registration(Protocol):
 
 
 class EntryReader(ABC, Generic[H]):
-    """One run of a consumer. `_live` holds the entries between the read and the acknowledgement."""
+    """One run of a consumer. `_in_flight` holds the entries between the read and the acknowledgement."""
 
     def __init__(self, options: Registration, kind: str, facts: Mapping[str, object], stop: asyncio.Event) -> None:
         """Build the run. `kind` is the prefix of its counters; `facts` are in its log records."""
@@ -82,7 +82,7 @@ class EntryReader(ABC, Generic[H]):
         self._stop = stop
         self._callback = Callback(options.callback)
         self._executor = BoundedExecutor[H](self._handle, options.concurrency)
-        self._live: dict[bytes, H] = {}
+        self._in_flight: dict[bytes, H] = {}
         self._cancelled: list[H] = []  # by the stop
         self._lease = options.reclaim_ms / 1000
         self._renewal: HeldRenewal[H] | None = None
@@ -169,7 +169,7 @@ class EntryReader(ABC, Generic[H]):
 
     def _room(self) -> int:
         """Return how many entries to read: twice the concurrency in total, so that no callback waits for a read."""
-        return min(1000, 2 * self._options.concurrency) - len(self._live)
+        return min(1000, 2 * self._options.concurrency) - len(self._in_flight)
 
     async def _wait_for_room(self) -> None:
         self._freed.clear()
@@ -180,7 +180,7 @@ class EntryReader(ABC, Generic[H]):
             self._renewal = HeldRenewal(self._lease, self, expires=False)
             self._options.context.heartbeat.add(self._renewal)
         for one in taken:
-            known = self._live.setdefault(one.id, one)
+            known = self._in_flight.setdefault(one.id, one)
             known.until = self._read_from + self._lease
             if known is not one:  # it runs here already
                 known.lost = False
@@ -277,7 +277,7 @@ class EntryReader(ABC, Generic[H]):
         self._to_ack.set()
 
     def _forget(self, number: bytes) -> None:
-        self._live.pop(number, None)
+        self._in_flight.pop(number, None)
         self._freed.set()
 
     # -- in the background --------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class EntryReader(ABC, Generic[H]):
 
     def copy_held(self) -> Collection[H]:
         """Return the entries that this consumer holds."""
-        return self._live.copy().values()
+        return self._in_flight.copy().values()
 
     def split_renewal(self, held: list[H], _alone: bool) -> Iterable[list[H]]:
         """Split entries into script calls. The calls read no data of an entry that may be corrupt."""
@@ -326,8 +326,9 @@ class EntryReader(ABC, Generic[H]):
         """Build the call that renews entries."""
         return Batch([self._renew_entries(part)], itemgetter(0))
 
-    def report_lost(self, taken: H) -> None:
-        """Count and log an entry that another consumer has."""
+    def mark_lost(self, taken: H) -> None:
+        """Mark an entry that another consumer has; count and log it."""
+        taken.lost = True
         self._count("lost")
         log.warning("subscriber.lost", extra=self._facts | {"id": taken.entry.id})
 
@@ -338,7 +339,7 @@ class EntryReader(ABC, Generic[H]):
         self._executor.waiting.clear()
         await self._return_all(waiting)
         left = await self._executor.finish(grace)
-        for taken in self._live.values():
+        for taken in self._in_flight.values():
             if not taken.settling:
                 taken.lost = True  # its callback swallowed the cancellation: leave it to its lease
         await self._return_all(self._cancelled)

@@ -128,7 +128,7 @@ class _StreamReader(EntryReader[PendingEntry]):
 
     async def _read_once(self) -> None:
         """Reclaim if it is time, then read. With more entries than the concurrency, wait instead."""
-        if len(self._live) > self._options.concurrency:
+        if len(self._in_flight) > self._options.concurrency:
             await self._wait_for_room()
             return
         if monotonic() >= self._remove_at:
@@ -145,7 +145,7 @@ class _StreamReader(EntryReader[PendingEntry]):
             self._take(taken)
 
     async def _reclaim(self) -> None:
-        taken, trimmed = await self._group.reclaim(max(1, self._room()), self._live)
+        taken, trimmed = await self._group.reclaim(max(1, self._room()), self._in_flight)
         if trimmed:
             self._count("trimmed", trimmed)
             log.error("subscriber.trimmed", extra=self._facts | {"count": trimmed})

@@ -61,17 +61,8 @@ class InFlight:
         return {"topic": self.delivery.topic, "key": self.delivery.key}
 
     @property
-    def lost(self) -> bool:
-        """True once the lease is known to be lost. The handler sees it, too."""
-        return self.delivery.lost
-
-    @lost.setter
-    def lost(self, value: bool) -> None:
-        self.delivery.lost = value
-
-    @property
     def is_renewable(self) -> bool:
-        """Return True if a renewal has a use."""
+        """Return False once the lease is known to be lost."""
         return not self.delivery.lost
 
     def can_start(self) -> bool:
@@ -198,8 +189,9 @@ class TopicConsumer:
 
         return Batch(extending.calls, join)
 
-    def report_lost(self, entry: InFlight) -> None:
-        """Count and log a lost lease."""
+    def mark_lost(self, entry: InFlight) -> None:
+        """Mark a delivery as lost, which its handler sees; count and log it."""
+        entry.delivery.lost = True
         self.context.counters.add("worker.lease_lost")
         facts = entry.log_facts()
         log.warning("worker.lease_lost topic=%r key=%r", *facts.values(), extra=facts | {"token": entry.delivery.token})
