@@ -202,11 +202,10 @@ def _check_function(func: Callable[..., Any], signature: inspect.Signature, merg
             "a method needs its object, which cannot be stored",
             "Use a function, or a topic with a handler",
         )
-    op = merge.spec["op"]
-    if op not in ("last", "first", "fields"):
+    if merge.op not in ("last", "first", "fields"):
         raise InvalidArgument(
             "merge",
-            op,
+            merge.op,
             "would not leave the arguments of a call",
             'Use "last", "first", or a dict of argument -> policy',
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import msgpack
 
@@ -18,7 +18,7 @@ from idemgate.errors import InvalidArgument
 __all__ = ["Merge", "MergeSpec", "append", "merge_of", "merge_of_spec", "pack", "union"]
 
 Name = Literal["last", "first", "append", "union", "count", "sum", "min", "max"]
-NAMES = ("last", "first", "append", "union", "count", "sum", "min", "max")
+NAMES: tuple[Name, ...] = get_args(Name)
 EXACT = 2**53
 """Redis scripts compute with doubles: integers beyond this are not exact."""
 MAX_SUMMAND = 1e290
@@ -33,15 +33,16 @@ _DROPPED = b"\xff"
 class Merge:
     """A merge policy; created by name, by `append(cap)`, by `union(cap)`, or from a mapping of field to policy."""
 
-    __slots__ = ("fields", "raw", "rest", "spec")
+    __slots__ = ("fields", "op", "raw", "rest", "spec")
 
     def __init__(
         self, spec: dict[str, object], fields: dict[str, Merge] | None = None, rest: Merge | None = None
     ) -> None:
         self.spec = spec
+        self.op: Name | Literal["fields"] = cast(Any, spec["op"])
         self.fields = fields or {}
         self.rest = rest
-        self.raw = spec["op"] in ("last", "first")
+        self.raw = self.op in ("last", "first")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Merge) and self.spec == other.spec
@@ -54,16 +55,21 @@ class Merge:
 
     @property
     def counts_copies(self) -> bool:
-        """True if a second copy of a payload changes the merged one: "append", "count" and "sum", also in a field."""
-        inner = [*self.fields.values(), *([] if self.rest is None else [self.rest])]
-        return self.spec["op"] in ("append", "count", "sum") or any(merge.counts_copies for merge in inner)
+        """True if a second copy of a payload changes the merged one, also in a field."""
+        match self.op:
+            case "append" | "count" | "sum":
+                return True
+            case "last" | "first" | "union" | "min" | "max":
+                return False
+            case "fields":
+                return any(merge.counts_copies for merge in (*self.fields.values(), self.of("*")))
 
     def lift(self, payload: object, codec: Codec) -> bytes:
         """Convert one payload to an accumulator. Raises InvalidArgument if the policy cannot merge such a payload."""
         if self.raw:
             return codec.encode(payload)
         unit = pack(self._unit(payload, codec, "payload"))
-        if self.spec["op"] in ("fields", "union") and len(unit) > codec.max_bytes:
+        if self.op in ("fields", "union") and len(unit) > codec.max_bytes:
             problem = f"takes {len(unit):,} bytes; the limit is {codec.max_bytes:,}"
             raise InvalidArgument(
                 "payload",
@@ -75,57 +81,60 @@ class Merge:
 
     def lower(self, acc: Any, decode: Callable[[bytes], Any]) -> Any:
         """Convert an accumulator (as unpacked from a message, strings as bytes) to a payload."""
-        op = self.spec["op"]
-        if op in ("last", "first"):
-            return decode(acc)
-        if op == "count":
-            return acc[0]
-        if op == "sum":
-            return float(acc[0]) if acc[1] else acc[0]
-        if op in ("min", "max"):
-            return decode(acc[1])
-        if self.has_items:
-            return [decode(item) for item in self.items(acc)]
-        return {name: self.of(name).lower(part, decode) for name, part in self.parts(acc).items()}
+        match self.op:
+            case "last" | "first":
+                return decode(acc)
+            case "count":
+                return acc[0]
+            case "sum":
+                return float(acc[0]) if acc[1] else acc[0]
+            case "min" | "max":
+                return decode(acc[1])
+            case "append" | "union":
+                return [decode(item) for item in self.items(acc)]
+            case "fields":
+                return {name: self.of(name).lower(part, decode) for name, part in self.parts(acc).items()}
 
     def largest_value(self, acc: Any) -> int:
         """Return the bytes of the largest value that `lower` decodes."""
-        op = self.spec["op"]
-        if self.raw:
-            return len(acc)
-        if op in ("min", "max"):
-            return len(acc[1])
-        if self.has_items:
-            return max(map(len, self.items(acc)), default=0)
-        if op == "fields":
-            return max((self.of(name).largest_value(part) for name, part in self.parts(acc).items()), default=0)
-        return 0
+        match self.op:
+            case "last" | "first":
+                return len(acc)
+            case "count" | "sum":
+                return 0
+            case "min" | "max":
+                return len(acc[1])
+            case "append" | "union":
+                return max(map(len, self.items(acc)), default=0)
+            case "fields":
+                return max((self.of(name).largest_value(part) for name, part in self.parts(acc).items()), default=0)
 
     def count_dropped(self, acc: Any) -> int:
         """Return the number of items of an `append` or `union`, or of fields, beyond the limit."""
-        op = self.spec["op"]
-        if op == "append":
-            return int(acc[1])
-        if op == "union":
-            return int(acc[0])
-        if op == "fields":
-            own = cast("dict[bytes, Any]", acc).get(_DROPPED, 0) if isinstance(acc, dict) else 0
-            return int(own) + sum(self.of(name).count_dropped(part) for name, part in self.parts(acc).items())
-        return 0
+        match self.op:
+            case "append":
+                return int(acc[1])
+            case "union":
+                return int(acc[0])
+            case "fields":
+                own = cast("dict[bytes, Any]", acc).get(_DROPPED, 0) if isinstance(acc, dict) else 0
+                return int(own) + sum(self.of(name).count_dropped(part) for name, part in self.parts(acc).items())
+            case "last" | "first" | "count" | "sum" | "min" | "max":
+                return 0
 
     @property
     def drops(self) -> bool:
         """True if the policy has a limit of items."""
-        return self.spec["op"] in ("append", "union", "fields")
+        return self.op in ("append", "union", "fields")
 
     @property
     def has_items(self) -> bool:
         """True if the payload is a list of items."""
-        return self.spec["op"] in ("append", "union")
+        return self.op in ("append", "union")
 
     def items(self, acc: Any) -> list[bytes]:
         """Return the encoded items of an append or a union."""
-        return _items(acc[2]) if self.spec["op"] == "append" else acc[1]
+        return _items(acc[2]) if self.op == "append" else acc[1]
 
     def parts(self, acc: Any) -> dict[str, Any]:
         """Return the accumulator of each field: those with a policy in its order, then the others by name."""
@@ -140,19 +149,23 @@ class Merge:
         return self.fields.get(field) or cast(Merge, self.rest)
 
     def _unit(self, payload: object, codec: Codec, name: str) -> object:
-        op = self.spec["op"]
-        if op in ("last", "first"):
-            return codec.encode(payload, name)
-        if op == "count":
-            return [1, 0]
-        if op == "sum":
-            return [_summand(payload, name), 1 if isinstance(payload, float) else 0]
-        if op in ("min", "max"):
-            return [_number(payload, name, op), codec.encode(payload, name)]
-        if op == "append":
-            return [1, 0, pack(codec.encode(payload, name))]
-        if op == "union":
-            return self._set(payload, codec, name)
+        match self.op:
+            case "last" | "first":
+                return codec.encode(payload, name)
+            case "count":
+                return [1, 0]
+            case "sum":
+                return [_summand(payload, name), 1 if isinstance(payload, float) else 0]
+            case "min" | "max":
+                return [_number(payload, name, self.op), codec.encode(payload, name)]
+            case "append":
+                return [1, 0, pack(codec.encode(payload, name))]
+            case "union":
+                return self._set(payload, codec, name)
+            case "fields":
+                return self._units(payload, codec, name)
+
+    def _units(self, payload: object, codec: Codec, name: str) -> object:
         if not isinstance(payload, Mapping):
             raise InvalidArgument(name, payload, "not a mapping", "A merge policy per field needs a dict as payload")
         given = cast("Mapping[object, object]", payload)

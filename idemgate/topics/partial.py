@@ -35,22 +35,21 @@ def select_items(merge: Merge, acc: Any, items: object, codec: Codec, name: str 
 
     Raises InvalidArgument, for the parameter `name`, if an item is not in the payload or the merge policy has none.
     """
-    op = merge.spec["op"]
     if merge.has_items:
         stored = merge.items(acc)
         failed = _match_items(stored, items, codec, name)
         return FailedItems(_accumulate(merge, failed), len(failed), len(stored))
-    if op == "fields":
+    if merge.op == "fields":
         return _select_fields(merge, acc, items, codec, name)
     raise InvalidArgument(
-        name, items, f'merge="{op}" keeps no items that could fail by themselves',
+        name, items, f'merge="{merge.op}" keeps no items that could fail by themselves',
         "Raise any other error, or nack without items, for all of it; of a field that failed say ... (all of it)",
     )  # fmt: skip
 
 
 def _accumulate(merge: Merge, items: list[bytes]) -> list[Any]:
     """Return the accumulator of encoded items, of which none was dropped."""
-    return [len(items), 0, b"".join(map(pack, items))] if merge.spec["op"] == "append" else [0, items]
+    return [len(items), 0, b"".join(map(pack, items))] if merge.op == "append" else [0, items]
 
 
 def _select_all(merge: Merge, acc: Any) -> FailedItems:

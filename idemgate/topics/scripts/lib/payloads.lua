@@ -61,7 +61,7 @@ local function merge_sum(a, b)
   end
   return { total, float }
 end
--- Unnamed fields are limited to `merging.MAX_FIELDS`: each one costs every later trigger.
+-- Unnamed fields are limited to 1000, `MAX_FIELDS` in topics/merge.py: each one costs every later trigger.
 local function merge_fields(spec, a, b)
   local room, dropped, lost, full = 1000, (a["\255"] or 0) + (b["\255"] or 0), 0, next(b) ~= nil
   a["\255"], b["\255"] = nil, nil
@@ -100,8 +100,10 @@ function merge(spec, a, b)
     return merge_append(spec, a, b)
   elseif op == "union" then
     return merge_union(spec, a, b)
+  elseif op == "fields" then
+    return merge_fields(spec, a, b)
   end
-  return merge_fields(spec, a, b)
+  error("no merge policy " .. tostring(op))
 end
 
 -- Merge the accumulators of two messages, as `merge` does. Those of `first` and `last` stay packed; others are unpacked once.

@@ -34,8 +34,12 @@ local function is_accumulator(spec, acc)
     return are_numbers(acc, { 1, 2 }) and type(acc[3]) == "string"
   elseif op == "union" then
     return are_numbers(acc, { 1 }) and type(acc[2]) == "table"
+  elseif op == "count" or op == "sum" then
+    return are_numbers(acc, { 1, 2 })
+  elseif op == "min" or op == "max" then
+    return are_numbers(acc, { 1 })
   end
-  return are_numbers(acc, op ~= "min" and op ~= "max" and { 1, 2 } or { 1 })
+  error("no merge policy " .. tostring(op))
 end
 local function has_texts(m)
   return type(m.failure) == "string" and type(m.version) == "string" and type(m.group) == "string" and type(m.earlier) == "string"
