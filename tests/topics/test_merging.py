@@ -11,14 +11,18 @@ import pytest
 from idemgate import Gate, append, union
 from idemgate.errors import DecodeError
 from idemgate.testing import Clock
+from idemgate.topics.merge import NAMES
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
-async def _merged(face: Any, merge: Any, payloads: list[Any], count: int | None = None) -> Any:
+async def _merged(face: Any, merge: Any, payloads: list[Any], count: int | None = None, together: bool = True) -> Any:
     """The one delivery of these payloads, and whose triggers were accepted: `count` of them, or all."""
     topic = face.topic("t", merge=merge)
-    receipts = await topic.trigger_many([("k", payload) for payload in payloads])
+    if together:
+        receipts = await topic.trigger_many([("k", payload) for payload in payloads])
+    else:  # each call but the first reads a stored message
+        receipts = [await topic.trigger("k", payload) for payload in payloads]
     (delivery,) = await topic.take(10)
     accepted = len(payloads) if count is None else count
     assert delivery.count == sum(receipt.accepted for receipt in receipts) == accepted
@@ -26,28 +30,33 @@ async def _merged(face: Any, merge: Any, payloads: list[Any], count: int | None 
     return delivery
 
 
-@pytest.mark.parametrize(
-    ("merge", "payloads", "expected"),
-    [
-        ("last", [1, None, {"a": [NOON]}], {"a": [NOON]}),
-        ("first", [(1, 2), 3], (1, 2)),
-        ("append", [1, "x", None, b"\x00\xff", 1.0], [1, "x", None, b"\x00\xff", 1.0]),
-        ("append", [Decimal("1.10")], [Decimal("1.10")]),
-        ("union", [[3, 1], (1, 2), {2}, []], [3, 1, 2]),
-        ("union", [[1], [1.0], ["1"], [b"1"]], [1, 1.0, "1", b"1"]),
-        ("union", [[], []], []),
-        ("count", [object, None, {}], 3),
-        ("sum", [1, -3, 7], 5),
-        ("sum", [0.5, 1], 1.5),
-        ("sum", [2**52, 2**52 - 1], 2**53 - 1),
-        ("min", [3, 1.5, 2], 1.5),
-        ("min", [1, 1.0], 1),
-        ("max", [-3, -1.5, -2], -1.5),
-        ("max", [2**53, 1], 2**53),
-    ],
-)
-async def test_a_policy(face: Any, merge: str, payloads: list[Any], expected: Any) -> None:
-    payload = (await _merged(face, merge, payloads)).payload
+CASES: list[tuple[str, list[Any], Any]] = [
+    ("last", [1, None, {"a": [NOON]}], {"a": [NOON]}),
+    ("first", [(1, 2), 3], (1, 2)),
+    ("append", [1, "x", None, b"\x00\xff", 1.0], [1, "x", None, b"\x00\xff", 1.0]),
+    ("append", [Decimal("1.10")], [Decimal("1.10")]),
+    ("union", [[3, 1], (1, 2), {2}, []], [3, 1, 2]),
+    ("union", [[1], [1.0], ["1"], [b"1"]], [1, 1.0, "1", b"1"]),
+    ("union", [[], []], []),
+    ("count", [object, None, {}], 3),
+    ("sum", [1, -3, 7], 5),
+    ("sum", [0.5, 1], 1.5),
+    ("sum", [2**52, 2**52 - 1], 2**53 - 1),
+    ("min", [3, 1.5, 2], 1.5),
+    ("min", [1, 1.0], 1),
+    ("max", [-3, -1.5, -2], -1.5),
+    ("max", [2**53, 1], 2**53),
+]
+
+
+def test_each_policy_has_a_case() -> None:
+    assert {merge for merge, _, _ in CASES} == {*NAMES}
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in one call", "one by one"])
+@pytest.mark.parametrize(("merge", "payloads", "expected"), CASES)
+async def test_a_policy(face: Any, merge: str, payloads: list[Any], expected: Any, together: bool) -> None:
+    payload = (await _merged(face, merge, payloads, together=together)).payload
     assert (payload, type(payload)) == (expected, type(expected))
     if isinstance(expected, list):
         assert [type(item) for item in payload] == [type(item) for item in expected]

@@ -20,7 +20,8 @@ import pytest
 
 from idemgate import Gate, append
 from idemgate.testing import Clock
-from tests.topics.oracle import APPEND_CAP, MERGES, Delivered, deliveries
+from idemgate.topics.merge import NAMES
+from tests.topics.oracle import APPEND_CAP, Delivered, deliveries
 
 FILE = Path(__file__).parents[1] / "data" / "repo-changes.ndjson.gz"
 TIMINGS: dict[str, dict[str, float]] = {
@@ -28,8 +29,7 @@ TIMINGS: dict[str, dict[str, float]] = {
     "window 1 h": {"window": 3600},
     "quiet 30 s, at most 10 min": {"quiet": 30, "max_delay": 600},
 }
-PLAIN = [name for name in MERGES if name != "fields"]
-APART = 60_000 // (len(TIMINGS) * len(PLAIN))
+APART = 60_000 // (len(TIMINGS) * len(NAMES))
 SLICE = 1_500
 EVENTS = int(os.environ.get("IDEMGATE_EVENTS", "20000"))
 """Of the file, for each timing with a policy per field."""
@@ -67,7 +67,7 @@ def _folder(event: Event) -> str:
 
 def _policy(merge: str) -> Any:
     if merge == "fields":
-        return {name: _policy(name) for name in PLAIN}
+        return {name: _policy(name) for name in NAMES}
     return append(APPEND_CAP) if merge == "append" else merge
 
 
@@ -164,8 +164,8 @@ async def test_many_events_with_a_policy_per_field(gate: Gate, clock: Clock, eve
 
 
 def _slices() -> Iterator[Any]:
-    for number, (timing, merge) in enumerate((timing, merge) for timing in TIMINGS for merge in PLAIN):
-        flavour = ("blocking", "awaiting")[(number % len(PLAIN) + number // len(PLAIN)) % 2]
+    for number, (timing, merge) in enumerate((timing, merge) for timing in TIMINGS for merge in NAMES):
+        flavour = ("blocking", "awaiting")[(number % len(NAMES) + number // len(NAMES)) % 2]
         yield pytest.param(flavour, timing, merge, number * APART, id=f"{merge}, {timing}, {flavour}")
 
 

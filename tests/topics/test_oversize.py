@@ -10,6 +10,7 @@ import pytest
 
 from idemgate import Gate
 from idemgate.testing import Clock
+from idemgate.topics.merge import NAMES
 from tests.conftest import Face
 
 LARGE = "x" * 2_000
@@ -58,21 +59,29 @@ async def test_a_take_defers_what_is_too_large(
     assert (await topic.stats()).dead == 0
 
 
-@pytest.mark.parametrize(
-    ("merge", "payloads", "fits"),
-    [
-        ("append", ["x" * 400] * 9, True),
-        ("append", ["x", LARGE], False),
-        ("union", [["x" * 100, "y" * 100], ["z" * 900]], True),
-        ("union", [["x"], [LARGE]], False),
-        ({"a": "append", "*": "last"}, [{"a": "x" * 600, "b": "y" * 600}], True),
-        ({"a": "append", "*": "last"}, [{"a": LARGE}], False),
-        ({"a": "append", "*": "last"}, [{"b": LARGE}], False),
-        ({"n": "max", "*": "last"}, [{"n": 1, "b": "x" * 900, "c": "y" * 900}], True),
-        ("sum", [1, 2], True),
-        ("first", [LARGE, 1], False),
-    ],
-)
+CASES: list[tuple[Any, list[Any], bool]] = [
+    ("append", ["x" * 400] * 9, True),
+    ("append", ["x", LARGE], False),
+    ("union", [["x" * 100, "y" * 100], ["z" * 900]], True),
+    ("union", [["x"], [LARGE]], False),
+    ({"a": "append", "*": "last"}, [{"a": "x" * 600, "b": "y" * 600}], True),
+    ({"a": "append", "*": "last"}, [{"a": LARGE}], False),
+    ({"a": "append", "*": "last"}, [{"b": LARGE}], False),
+    ({"n": "max", "*": "last"}, [{"n": 1, "b": "x" * 900, "c": "y" * 900}], True),
+    ("count", [LARGE, LARGE], True),
+    ("sum", [1, 2], True),
+    ("min", [1, 2], True),
+    ("max", [1, 2], True),
+    ("last", [1, LARGE], False),
+    ("first", [LARGE, 1], False),
+]
+
+
+def test_each_policy_has_a_case() -> None:
+    assert {merge for merge, _, _ in CASES if isinstance(merge, str)} == {*NAMES}
+
+
+@pytest.mark.parametrize(("merge", "payloads", "fits"), CASES)
 async def test_the_limit_applies_to_each_value(
     face: Face, small_face: Face, merge: Any, payloads: list[Any], fits: bool
 ) -> None:
