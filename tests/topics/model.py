@@ -7,7 +7,7 @@ order in which anything must be done but the one that is promised: the best rank
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha1
@@ -91,7 +91,6 @@ class Flight:
 
 @dataclass
 class Letter:
-    granted: int
     token: int
     key: str
     message: Message
@@ -110,6 +109,7 @@ class Model:
     memo: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
     token: int = 0
     paused: bool = False
+    buried: bool = False  # something, in this call
     spent: int = 0  # us of the rate's burst that were used at `spent_at`, in ms
     spent_at: int = 0
 
@@ -313,6 +313,7 @@ class Model:
         lapsed = sorted((flight.lease_end, key) for key, flight in self.flights.items() if flight.lease_end <= self.now)
         for _, key in lapsed:
             self._reclaim(key)
+        self.discard()
         self.counters["lapsed"] += len(lapsed)
         out: list[str] = []
         room = min(n, self._room())
@@ -428,7 +429,14 @@ class Model:
         number, taken = flight.token, {letter.token for letter in self.dead}
         while number in taken:
             number -= 1
-        self.dead.append(Letter(flight.token, number, key, flight.message, reason, self.now))
+        self.dead.append(Letter(number, key, flight.message, reason, self.now))
+        self.buried = True
+
+    def discard(self) -> None:
+        """Keep the newest letters, once after all that a call buried; of one time, those it buried first."""
+        if not self.buried:
+            return
+        self.buried = False
         self.dead.sort(key=lambda letter: (letter.died, letter.token))
         while self.dead[0].died <= self.now - self.rules.retention or len(self.dead) > self.rules.max_dead:
             self._count_of_letter("expired", self.dead.pop(0))
@@ -469,18 +477,6 @@ class Model:
         """Whether that changed anything."""
         before, self.paused = self.paused, paused
         return before != paused
-
-    def renumber(self, seen: list[tuple[int, str, str, int, Any]]) -> None:
-        """Give the letters the numbers that the server gave to letters of the same content, none above their tokens."""
-        numbers = defaultdict[str, list[int]](list)
-        for number, *content in seen:
-            numbers[repr(content)].append(number)
-        for letter in self.dead:
-            same = numbers[repr([letter.key, letter.reason, letter.died, self.shown(letter.message)])]
-            if same:
-                number = same.pop(0)
-                letter.token = number if number <= letter.granted else letter.token
-        self.dead.sort(key=lambda letter: (letter.died, letter.token))
 
     def exhume(self, verb: str, tokens: list[int]) -> tuple[int, int, int, int]:
         """(taken out, left, gone through, outdated)"""
