@@ -146,6 +146,20 @@ async def test_messages_that_were_ordered_keep_their_order(face: Any, clock: Clo
     assert await _deliver_all(topic, 30) == put_off
 
 
+@pytest.mark.parametrize("end", ["nack", "release"])
+async def test_any_number_of_deliveries_that_come_back_at_once_begin_again_in_their_order(face: Any, end: str) -> None:
+    # Given more deliveries of a group in flight than one script call sorts
+    topic = face.topic("queue", group_concurrency=300, backoff=0)
+    keys = [f"job-{number}" for number in range(300)]
+    await topic.trigger_many([Trigger(key, group="all") for key in keys])
+    taken = await topic.take(300)
+    assert [one.key for one in taken] == keys
+    # When all come back in one millisecond
+    await getattr(topic, end)(taken)
+    # Then they begin again in the order in which they were accepted
+    assert [one.key for n in (7, 93, 200) for one in await topic.take(n)] == keys
+
+
 async def test_a_hot_group_does_not_hold_up_others(face: Any, clock: Clock) -> None:
     # Given two thousand messages of one group before three of others
     topic = face.topic("orders")

@@ -38,6 +38,21 @@ async def test_priority_counts_only_among_what_is_due(face: Any, clock: Clock) -
     assert await keys_taken(topic) == ["later", "other"]
 
 
+@pytest.mark.parametrize("policy", [{"priority": True}, {"priority_boost": "1h"}])
+async def test_the_highest_is_first_in_a_backlog_that_no_call_sorts_at_once(
+    face: Any, clock: Clock, policy: dict[str, Any]
+) -> None:
+    # Given a backlog whose newest message is the most urgent one, and the oldest the least
+    topic = face.topic("jobs", **policy)
+    for start in range(0, 400, 100):
+        await topic.trigger_many([Trigger(f"k{n:03}", priority=n) for n in range(start, start + 100)])
+        clock.advance("1s")
+    # Then messages come in the order of their priorities, however many are taken
+    urgent_first = [f"k{n:03}" for n in reversed(range(400))]
+    assert await keys_taken(topic, 1) == urgent_first[:1]
+    assert await keys_taken(topic, 400) == urgent_first[1:]
+
+
 async def test_a_duplicate_in_the_backlog_takes_the_newest_priority(face: Any, clock: Clock) -> None:
     # Given a backlog that was ranked already, because some of it was taken
     topic = face.topic("jobs", priority=True, merge="sum")

@@ -125,7 +125,7 @@ local function new_admission(K, p, ranked, checked)
       full[m.group] = active
       add_waiting(p, batch, key, due, m)
       return m.group, false
-    elseif not active[key] and (due == batch.crowded_due or unranked_from <= due) then
+    elseif due == batch.crowded_due or unranked_from <= due then
       batch.n, batch.crowded = i - 1, true
       return nil, nil, true
     end

@@ -21,14 +21,14 @@ end
 
 -- Move due messages into the ready set, which orders them by rank, due time and serial. One call moves at most 160 of
 -- them and 512 KiB, and stops at a corrupt message. Return a problem if the very first is corrupt; then nothing was
--- written. Otherwise return nil.
+-- written. Otherwise return nil, and whether more are due.
 local function rank_due(K, p, now_ms)
-  local found = redis.call("ZRANGEBYSCORE", K.scheduled, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, 160)
+  local found = redis.call("ZRANGEBYSCORE", K.scheduled, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, 161)
   local next_keys, keys, moved, ranks = {}, {}, {}, {}
   for i = 1, #found, 2 do
     next_keys[#next_keys + 1] = found[i]
   end
-  local accepted = count_within_budget(K, p, next_keys, 4 * max_call_bytes, "messages")
+  local accepted = math.min(160, count_within_budget(K, p, next_keys, 4 * max_call_bytes, "messages"))
   for i, packed in ipairs(accepted > 0 and redis.call("HMGET", K.messages, unpack(next_keys, 1, accepted)) or {}) do
     local key, due = next_keys[i], tonumber(found[2 * i])
     local flags, _, message_due = read_header(packed)
@@ -58,4 +58,5 @@ local function rank_due(K, p, now_ms)
   if #moved > 0 then
     redis.call("HSET", K.messages, unpack(moved))
   end
+  return nil, accepted < #next_keys
 end

@@ -126,7 +126,7 @@ local function load_admission(K, p, ranked, checked)
   return new_admission(K, p, ranked, checked)
 end
 
--- Move due messages into the ready set. Return a problem, or nil.
+-- Move due messages into the ready set (rank_due).
 local function rank_ready(K, p, now_ms)
   --- @include "topics/lib/schedule/rank"
   redis.call("HDEL", K.meta, "") -- see `take_messages`
@@ -169,7 +169,13 @@ local function take_messages(K, p, now_us, request, want)
   local bytes
   bytes, problem = reclaim_lapsed(K, p, want.lease, now_ms, done)
   local wanted, opens = count_permitted(K, want, done.lapsed and math.min(want.most, 32) or want.most, meta[4], rate, now_us)
-  local unranked = wanted > 0 and ranked and not problem and rank_ready(K, p, now_ms) or nil
+  local unranked, unsorted
+  if wanted > 0 and ranked and not problem then
+    unranked, unsorted = rank_ready(K, p, now_ms)
+  end
+  if unsorted and p.ranked then -- any of them may have the highest priority
+    wanted, opens = 0, 0
+  end
 
   local from, token = ranked and K.ready or K.scheduled, fence(last, now_us) -- fault: take-token
   local token_text, lease_end = digits(token), digits(now_ms + want.lease)
