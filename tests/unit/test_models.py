@@ -24,6 +24,7 @@ from typing import (
     Self,
     TypeVar,
     Union,
+    Unpack,
 )
 
 import pydantic
@@ -130,6 +131,10 @@ def through(value: Any, annotation: object) -> Any:
         ([ORDER], Sequence[Order]),
         ((ORDER, 1), tuple[Order, int]),
         ((ORDER, ORDER), tuple[Order, ...]),
+        ((1, ORDER, ORDER), tuple[int, *tuple[Order | Refund, ...]]),
+        ((Refund(1, "x"), ORDER, 1), tuple[Refund, *tuple[Order, ...], int]),
+        ((Refund(1, "x"), 1), tuple[Refund, *tuple[Order, ...], int]),
+        ((1, ORDER, Refund(1, "x")), tuple[int, Unpack[tuple[Order, Refund]]]),  # noqa: UP044 - people write both
         ({"a": [ORDER]}, dict[str, list[Order]]),
         ({"a": ORDER}, Mapping[str, Order | int]),
         ({"a": 3}, Mapping[str, Order | int]),
@@ -281,6 +286,10 @@ def test_each_member_of_a_tuple_is_made_by_its_own_annotation() -> None:
     assert rebuild(stored, kind) == ("red", Colour.RED, Line("a", Decimal(1)))
     # One of another length is none of them
     assert rebuild(stored[1:], kind) == stored[1:]
+    # An unpacked tuple stands for as many as there are
+    assert rebuild(("red", "red", "red", "red"), tuple[str, *tuple[Colour, ...], str]) == (
+        "red", Colour.RED, Colour.RED, "red",
+    )  # fmt: skip
 
 
 def test_of_several_models_the_first_is_made_that_takes_the_value() -> None:

@@ -26,6 +26,7 @@ from typing import (
     Self,
     TypeVar,
     Union,
+    Unpack,
     cast,
     get_args,
     get_origin,
@@ -36,7 +37,8 @@ from idemgate.core.codec.state import class_name, is_pydantic
 from idemgate.errors import DecodeError
 
 __all__ = [
-    "BUILT_IN", "class_hints", "find_class", "flatten", "has_model", "hints_of", "is_typed_dict", "unwrap",
+    "BUILT_IN", "class_hints", "expand_tuple", "find_class", "flatten", "has_model", "hints_of", "is_typed_dict",
+    "unwrap",
 ]  # fmt: skip
 
 BUILT_IN: frozenset[Any] = frozenset({
@@ -84,6 +86,17 @@ def flatten(annotation: Any) -> tuple[Any, ...]:
     else:
         return (annotation,)
     return tuple(part for member in members for part in flatten(member))
+
+
+def expand_tuple(members: tuple[Any, ...], size: int) -> tuple[Any, ...]:
+    """Return the members of `tuple[...]` for a value of this size: `*tuple[X, ...]` stands for as many as it takes."""
+    for at, member in enumerate(members):
+        inner = get_args(member)[0] if get_origin(member) is Unpack else member
+        if inner is not member or getattr(member, "__unpacked__", False):
+            parts = get_args(inner)
+            parts = parts[:1] * (size - len(members) + 1) if Ellipsis in parts else parts
+            return expand_tuple((*members[:at], *parts, *members[at + 1 :]), size)
+    return members
 
 
 def has_model(annotation: object) -> bool:

@@ -11,7 +11,7 @@ from enum import Enum
 from inspect import signature
 from typing import Any, Union, cast, get_args, get_origin
 
-from idemgate.core.codec.annotations import class_hints, has_model, hints_of, is_typed_dict, unwrap
+from idemgate.core.codec.annotations import class_hints, expand_tuple, has_model, hints_of, is_typed_dict, unwrap
 from idemgate.core.codec.restoring import holds_stored, restore, to_plain
 from idemgate.core.codec.state import holds_fields
 from idemgate.core.text import message_of
@@ -68,6 +68,7 @@ def _rebuild_typed_dict(value: Any, kind: Any, annotation: Any) -> Any:
 
 def _rebuild_members(value: Any, members: tuple[Any, ...]) -> Any:
     kind = cast(Any, type(value))
+    members = expand_tuple(members, len(value)) if kind is tuple else members
     if kind is dict and len(members) == 2:
         return {_convert(key, members[0]): _convert(item, members[1]) for key, item in value.items()}
     if kind is tuple and Ellipsis not in members and len(members) == len(value):

@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any, cast, get_args, get_origin
 
-from idemgate.core.codec.annotations import find_class, flatten, hints_of, is_typed_dict
+from idemgate.core.codec.annotations import expand_tuple, find_class, flatten, hints_of, is_typed_dict
 from idemgate.core.codec.state import (
     StoredEnum,
     StoredModel,
@@ -123,6 +123,7 @@ def _of_item(options: tuple[Any, ...], at: int, size: int) -> tuple[Any, ...]:
     for option in options:
         members = get_args(option)
         if get_origin(option) is tuple and Ellipsis not in members:
+            members = expand_tuple(members, size)
             found += flatten(members[at]) if len(members) == size else ()
         elif members and get_origin(option) is not dict:
             found += flatten(members[0])
