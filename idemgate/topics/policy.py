@@ -38,6 +38,7 @@ Edge = Literal["trailing", "leading"]
 class Policy:
     """A checked policy. Durations are in ms. None means no such limit."""
 
+    # Stored: the same in all programs
     window: int | None
     quiet: int | None
     max_delay: int | None
@@ -45,22 +46,23 @@ class Policy:
     edge: Edge
     merge: Merge
     slots: int
+    dedup_retention: int
+    priority: bool
+    priority_boost: int | None
+    group_concurrency: int
+    concurrency: int | None
+    rate: Fraction | None
+    burst: int
+    result_retention: int | None
+    revision: int
+    # Not stored: those of each program
     lease: int
     max_attempts: int
     backoff: Backoff
     dead_retention: int
     max_dead_letters: int
-    dedup_retention: int
-    priority: bool
-    priority_boost: int | None
-    retry_penalty: int
-    group_concurrency: int
-    concurrency: int | None
-    rate: Fraction | None
-    burst: int
     adaptive: Adaptive | None
-    result_retention: int | None
-    revision: int
+    retry_penalty: int
 
     def pack_stored(self) -> bytes:
         """Return the bytes that the registry stores and compares: all options that change the meaning of a trigger."""
@@ -179,9 +181,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def policy_of(**options: Unpack[TopicOptions]) -> Policy:
-    """Check the options of a topic and build its policy. Raises InvalidArgument; TypeError for an unknown option."""
-    if unknown := options.keys() - _DEFAULTS.keys():
-        raise TypeError(f"unexpected option {min(unknown)!r}")
+    """Check the options of a topic and build its policy. Raises InvalidArgument."""
     given: dict[str, Any] = {**_DEFAULTS, **options}
     priority = bool(given["priority"]) or given["priority_boost"] is not None
     policy = Policy(
@@ -286,9 +286,8 @@ def check_slots(policy: Policy, slots: int) -> int:
 def merge_declarations(known: Policy, declared: Policy) -> Policy:
     """Merge two declarations of one topic in one program.
 
-    An option that is not stored (lease, attempts, dead letters, adaptive) may differ from its default in one of them,
-    or in both with the same value. Else it raises InvalidArgument. The backoff is that of the first declaration that
-    has one.
+    An option that is not stored may differ from its default in one of them, or in both with the same value. Else it
+    raises InvalidArgument. The backoff is that of the first declaration that has one.
     """
     chosen: dict[str, Any] = {}
     for name, silent in _LOCAL.items():

@@ -27,8 +27,7 @@ class StoredTopic:
 
     Attributes:
         name: The name of the topic.
-        policy: The stored policy. Options that are not stored (lease, attempts, backoff, dead letters) have their
-            defaults.
+        policy: The stored policy. Options that are not stored (see `Policy`) have their defaults.
         changing_to: The target number of slots of a running reshard, 0 while it is being deleted, else None.
         stats: The message counts and counters.
     """

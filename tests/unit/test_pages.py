@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from idemgate import Gate
+from idemgate.topics.policy import _LOCAL, TopicOptions
+
 ROOT = Path(__file__).parents[2]
 STORIES = sorted((ROOT / "idemgate").rglob("README.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), *STORIES]
@@ -108,3 +111,33 @@ def test_operations_lists_each_log_event() -> None:
         for name in re.findall(r"`(\w+\.\w+)`", line.split("|")[1])
     }
     assert listed == emitted
+
+
+def test_the_pages_name_each_option_of_a_topic() -> None:
+    page = (ROOT / "docs" / "guides" / "options.md").read_text(encoding="utf-8")
+    listed = _first_cells(page[page.index("## When a topic delivers") :])
+    assert sorted(listed) == sorted(TopicOptions.__annotations__)
+    assert TopicOptions.__annotations__.keys() <= set(re.findall(r"\w+", Gate.topic.__doc__ or ""))
+    (local,) = re.findall(r"Options that are not stored \(([^)]+)\)", PROMISES)
+    assert sorted(re.findall(r"\w+", local)) == sorted([*_LOCAL, "backoff"])
+
+
+def test_the_promises_name_each_counter_of_a_process() -> None:
+    added = {
+        name
+        for path in (ROOT / "idemgate").rglob("*.py")
+        for call in re.findall(r"\.add(?:_each)?\((.+)\)", path.read_text(encoding="utf-8"))
+        for name in re.findall(r'(?<!f)"([a-z]+\.[a-z_.]+)"', call)
+    }
+    listed = _first_cells(PROMISES[PROMISES.index("## Read the counters") :])
+    assert "once.started" in added
+    assert added <= set(listed)
+
+
+def _first_cells(page: str) -> list[str]:
+    """Return the names in the first column of the tables. `.b` behind `a.c` is `a.b`."""
+    found: list[str] = []
+    for cell in re.findall(r"^\| (`.+?`) \| ", page, re.MULTILINE):
+        for name in re.findall(r"`(.+?)`", cell):
+            found.append(found[-1].partition(".")[0] + name if name[0] == "." else name)
+    return found

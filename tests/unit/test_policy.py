@@ -11,28 +11,24 @@ import msgpack
 import pytest
 
 from idemgate.errors import DecodeError, InvalidArgument
+from idemgate.topics.limits import Adaptive
 from idemgate.topics.merge import append
-from idemgate.topics.policy import Policy, diff_policies, find_newer, from_stored, merge_declarations, policy_of
-
-PLAIN: dict[str, Any] = {
-    "window": None,
-    "quiet": None,
-    "max_delay": None,
-    "max_size": None,
-    "edge": "trailing",
-    "merge": "last",
-    "slots": 1,
-    "lease": "30s",
-    "max_attempts": 17,
-    "backoff": None,
-    "dead_retention": "30d",
-    "max_dead_letters": 10_000,
-    "dedup_retention": "24h",
-}
+from idemgate.topics.policy import (
+    _LOCAL,
+    DEFAULT,
+    Policy,
+    TopicOptions,
+    diff_policies,
+    find_newer,
+    from_stored,
+    merge_declarations,
+    policy_of,
+)
 
 
 def policy(**facts: Any) -> Policy:
-    return policy_of(**(PLAIN | facts))
+    """A policy whose quiet time may go on for ever."""
+    return policy_of(**({"max_delay": None} | facts))
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -104,22 +100,60 @@ def test_what_is_stored_is_read_back(facts: dict[str, Any]) -> None:
     assert diff_policies(made.pack_stored(), made.pack_stored()) == ({}, {})
 
 
-def test_only_what_changes_the_meaning_of_a_trigger_is_stored() -> None:
-    stored = policy(window="1s").pack_stored()
-    same = {"lease": "1s", "max_attempts": 3, "backoff": "1s", "dead_retention": "1d", "max_dead_letters": 5}
-    assert policy(window="1s", **same).pack_stored() == stored
-    for name, value in {
-        "window": "2s",
-        "max_size": 3,
-        "merge": "sum",
-        "slots": 2,
-        "dedup_retention": "1h",
-        "priority": True,
-        "group_concurrency": 2,
-        "concurrency": 4,
-        "rate": 9,
-    }.items():
-        assert policy(**{"window": "1s", name: value}).pack_stored() != stored
+STORED = [
+    "edge", "max_delay", "max_size", "merge", "quiet", "remember", "slots", "window", "priority", "priority_boost",
+    "concurrency", "group_concurrency", "rate", "burst", "results", "revision",
+]  # fmt: skip
+"""The names of stored options in their order: policies are compared as bytes, with those of earlier versions, too."""
+ALWAYS = {"edge": "trailing", "merge": {"op": "last"}, "remember": 86_400_000, "slots": 1}
+EACH: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "window": ({"window": "2s"}, {"window": 2000}),
+    "quiet": ({"quiet": "2s"}, {"quiet": 2000}),
+    "max_delay": ({"quiet": "2s", "max_delay": "3s"}, {"quiet": 2000, "max_delay": 3000}),
+    "max_size": ({"window": "2s", "max_size": 3}, {"window": 2000, "max_size": 3}),
+    "edge": ({"window": "2s", "edge": "leading"}, {"window": 2000, "edge": "leading"}),
+    "merge": ({"merge": "sum"}, {"merge": {"op": "sum"}}),
+    "slots": ({"slots": 4}, {"slots": 4}),
+    "dedup_retention": ({"dedup_retention": "1h"}, {"remember": 3_600_000}),
+    "priority": ({"priority": True}, {"priority": True}),
+    "priority_boost": ({"priority_boost": "2s"}, {"priority": True, "priority_boost": 2000}),
+    "group_concurrency": ({"group_concurrency": 2}, {"group_concurrency": 2}),
+    "concurrency": ({"concurrency": 4}, {"concurrency": 4}),
+    "rate": ({"rate": "90/m"}, {"rate": "3/2", "burst": 1}),
+    "burst": ({"rate": 5, "burst": 3}, {"rate": "5", "burst": 3}),
+    "result_retention": ({"result_retention": "1h"}, {"results": 3_600_000}),
+    "revision": ({"revision": 2}, {"revision": 2}),
+    "lease": ({"lease": "9s"}, {}),
+    "max_attempts": ({"max_attempts": 3}, {}),
+    "backoff": ({"backoff": "9s"}, {}),
+    "dead_retention": ({"dead_retention": "1d"}, {}),
+    "max_dead_letters": ({"max_dead_letters": 5}, {}),
+    "adaptive": ({"adaptive": Adaptive()}, {}),
+    "retry_penalty": ({"retry_penalty": 1, "priority": True}, {"priority": True}),
+}
+"""For each option, arguments with another value than its default, and what they change of the stored policy."""
+
+
+@pytest.mark.parametrize("option", TopicOptions.__annotations__)
+def test_an_option_is_stored_or_it_is_that_of_each_program(option: str) -> None:
+    given, changed = EACH[option]
+    made, stored = policy(**given), ALWAYS | changed
+    value = getattr(made, option)
+    assert value != getattr(DEFAULT, option)
+    assert made.pack_stored() == msgpack.packb({name: stored[name] for name in STORED if name in stored})
+    adopted = from_stored(made.pack_stored(), DEFAULT)
+    if option in {*_LOCAL, "backoff"}:
+        # Then two declarations of one program share it
+        assert getattr(adopted, option) == getattr(DEFAULT, option)
+        assert getattr(merge_declarations(DEFAULT, made), option) == value
+    else:
+        assert getattr(adopted, option) == value
+        if "Duration" in str(TopicOptions.__annotations__[option]):
+            assert made.describe()[option] == value / 1000
+
+
+def test_no_default_is_stored_that_an_earlier_version_did_not_store() -> None:
+    assert policy().pack_stored() == msgpack.packb(ALWAYS)
 
 
 def test_equal_policies_are_stored_as_equal_bytes() -> None:
