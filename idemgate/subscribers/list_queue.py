@@ -107,15 +107,12 @@ class _ListReader(EntryReader[TakenEntry]):
 
     async def _read_once(self) -> None:
         """Take entries. Without any, wait for the first one, or until a lease or delay ends."""
-        if len(self._in_flight) > self._options.concurrency:
-            await self._wait_for_room()
-            return
         taken_any, next_ms = await self._take_entries()
         if not taken_any:
             await self._wait_for_entry(self._block_ms() if next_ms is None else min(self._block_ms(), next_ms))
 
     async def _take_entries(self) -> tuple[bool, int | None]:
-        reply = await self._link.run(self._calls.take(max(1, self._room())))
+        reply = await self._link.run(self._calls.take(self._room()))
         if reply.missing:
             self._count("missing", reply.missing)
             log.error("subscriber.missing", extra=self._facts | {"count": reply.missing})

@@ -28,7 +28,8 @@ __all__ = ["BLOCK", "EntryReader", "HeldEntry", "Registration"]
 log = event_log("idemgate.subscriber")
 BLOCK = 500
 """Longest wait of one read, ms. It bounds the duration of a stop without new entries."""
-ACKS = 1000
+READ = ACKS = 1000
+"""Entries that one call reads or acknowledges."""
 RENEWALS = 100
 """Entries that one script call renews."""
 
@@ -116,7 +117,7 @@ class EntryReader(ABC, Generic[H]):
 
     @abstractmethod
     async def _read_once(self) -> None:
-        """Take entries, or wait for at most the time of `_block_ms`."""
+        """Take entries, or wait for at most the time of `_block_ms`. There is room for one at least."""
 
     @abstractmethod
     async def _acknowledge_entries(self, ids: Sequence[bytes]) -> None:
@@ -152,7 +153,10 @@ class EntryReader(ABC, Generic[H]):
                 continue
             self._read_from = monotonic()
             try:
-                await self._read_once()
+                if len(self._in_flight) > self._options.concurrency:
+                    await self._wait_for_room()
+                else:
+                    await self._read_once()
                 if failures:
                     seconds = round(monotonic() - failing_since, 3)
                     log.warning("subscriber.store_back seconds=%g", seconds, extra=self._facts | {"seconds": seconds})
@@ -169,7 +173,7 @@ class EntryReader(ABC, Generic[H]):
 
     def _room(self) -> int:
         """Return how many entries to read: twice the concurrency in total, so that no callback waits for a read."""
-        return min(1000, 2 * self._options.concurrency) - len(self._in_flight)
+        return min(READ, 2 * self._options.concurrency - len(self._in_flight))
 
     async def _wait_for_room(self) -> None:
         self._freed.clear()

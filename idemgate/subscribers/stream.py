@@ -127,17 +127,14 @@ class _StreamReader(EntryReader[PendingEntry]):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     async def _read_once(self) -> None:
-        """Reclaim if it is time, then read. With more entries than the concurrency, wait instead."""
-        if len(self._in_flight) > self._options.concurrency:
-            await self._wait_for_room()
-            return
+        """Reclaim if it is time, then read."""
         if monotonic() >= self._remove_at:
             self._remove_at = monotonic() + REMOVE_INTERVAL
             await self._remove_vanished()
         if monotonic() >= self._reclaim_at:
             self._reclaim_at = monotonic() + min(1.0, self._options.reclaim_ms / 3000)
             await self._reclaim()
-        if (room := self._room()) > 0:
+        if (room := self._room()) > 0:  # after the reclaim
             taken = await self._group.read(room, self._block_ms())
             self._count("read", len(taken))
             if taken and self._stream.start == "$":
@@ -145,7 +142,7 @@ class _StreamReader(EntryReader[PendingEntry]):
             self._take(taken)
 
     async def _reclaim(self) -> None:
-        taken, trimmed = await self._group.reclaim(max(1, self._room()), self._in_flight)
+        taken, trimmed = await self._group.reclaim(self._room(), self._in_flight)
         if trimmed:
             self._count("trimmed", trimmed)
             log.error("subscriber.trimmed", extra=self._facts | {"count": trimmed})

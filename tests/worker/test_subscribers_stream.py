@@ -104,6 +104,27 @@ async def test_entries_are_handled_and_acknowledged(kind: str, one: Gate, stream
     assert one.counters["stream.acked"] == 2
 
 
+@pytest.mark.timeout(60)  # an event loop that spins would not see the end of `eventually`
+async def test_more_callbacks_run_at_once_than_one_read_takes(one: Gate, stream: Log) -> None:
+    # Given more entries, and a higher concurrency, than one read takes
+    n, started, release = 1100, list[str](), asyncio.Event()
+    pipeline = stream.raw.pipeline()
+    for _ in range(n):
+        pipeline.xadd(stream.name, {"a": "1"})
+    pipeline.execute()
+
+    @one.stream(stream.name, group="billing", concurrency=n)
+    async def handle(entry: Entry) -> None:
+        started.append(entry.id)
+        await release.wait()
+
+    # When no callback ends, then all of them run, and the event loop serves other tasks
+    async with one.aio.subscribers():
+        await eventually(lambda: len(started) == n)
+        release.set()
+        await eventually(lambda: stream.settled(n))
+
+
 async def test_replicas_share_the_entries(replicas: Any, stream: Log) -> None:
     # Given three replicas
     gates, ran = replicas(3), Counter[str]()
