@@ -25,7 +25,7 @@ from idemgate.errors import (
     StoreError,
 )
 
-__all__ = ["HANDLED", "Action", "Outcome", "Step", "Verdict", "choose_step", "verdict_of"]
+__all__ = ["HANDLED", "Action", "Outcome", "Step", "Verdict", "choose_step", "judge_error", "verdict_of"]
 
 log = logging.getLogger("idemgate.once")
 R = TypeVar("R")
@@ -115,6 +115,11 @@ def verdict_of(error: BaseException | None) -> Verdict[Any]:
     if isinstance(error, LeaseLost):
         return Verdict("lost", None, error)
     return Verdict("failed", None, error, _delay_of(error))
+
+
+def judge_error(error: BaseException) -> Verdict[Any]:
+    """Return the verdict on a message whose handler was called and raised this error."""
+    return verdict_of(error)._replace(ran=True)
 
 
 def choose_step(verdict: Verdict[Any]) -> Step:

@@ -17,7 +17,7 @@ from idemgate.core.key_template import FingerprintSpec, KeySpec, compile_fingerp
 from idemgate.core.keys import Key, record
 from idemgate.core.scopes import qualified_name, scope_of
 from idemgate.core.validation import ENDED, call_async, check_function, is_async, refuse_unfinished, type_hints
-from idemgate.core.verdict import HANDLED, Verdict, verdict_of
+from idemgate.core.verdict import HANDLED, Verdict, judge_error
 from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.call import COUNTER_NAMES, run, run_async, run_without_key, run_without_key_async, runs_without_key
 from idemgate.guard.claims import Record
@@ -335,7 +335,7 @@ def build_judge(func: Callable[..., Any]) -> Callable[..., Verdict[Any]]:
             if value.__class__ not in ENDED and not hasattr(value, "__await__"):  # a subscriber awaits it
                 refuse_unfinished(value)
         except Exception as error:  # noqa: BLE001 - the verdict has it
-            return verdict_of(error)._replace(ran=True)
+            return judge_error(error)
         return HANDLED if value is None else Verdict("handled", value, ran=True)
 
     return call
@@ -354,7 +354,7 @@ def build_judge_async(func: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
         try:
             value = await call_async(func, message, {})
         except Exception as error:  # noqa: BLE001 - the verdict has it
-            return verdict_of(error)._replace(ran=True)
+            return judge_error(error)
         return HANDLED if value is None else Verdict("handled", value, ran=True)
 
     return call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from idemgate.core.verdict import Outcome, Verdict, verdict_of
+from idemgate.core.verdict import Outcome, Verdict, judge_error, verdict_of
 from idemgate.guard.request import FAILURE, KEEP, Account, End, Request
 
 __all__ = ["judge", "judge_unguarded"]
@@ -47,4 +47,4 @@ def _judge_failure(request: Request, error: BaseException, end: End | None, atte
 
 def judge_unguarded(value: Any, error: BaseException | None = None) -> Verdict[Any]:
     """Return the verdict on a call that ran without a guard."""
-    return Verdict("unguarded", value, ran=True) if error is None else verdict_of(error)._replace(ran=True)
+    return Verdict("unguarded", value, ran=True) if error is None else judge_error(error)

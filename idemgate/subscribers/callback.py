@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 from idemgate.core.scopes import qualified_name
 from idemgate.core.thread_pool import ThreadPool
 from idemgate.core.validation import check_function, check_parameters, is_async
-from idemgate.core.verdict import Verdict, verdict_of
+from idemgate.core.verdict import Verdict, judge_error
 from idemgate.guard.decorator import build_judge, build_judge_async
 
 __all__ = ["Callback", "check_callback"]
@@ -54,11 +54,11 @@ class Callback(Generic[T]):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return _judge_failure(error)  # raised by the callback; this task was not cancelled
+            return judge_error(error)  # raised by the callback; this task was not cancelled
         except KeyboardInterrupt:  # Ctrl-C, not an error of the callback
             raise
         except BaseException as error:  # noqa: BLE001 - any exception concerns one message only
-            return _judge_failure(error)
+            return judge_error(error)
         return verdict
 
     def close(self) -> None:
@@ -98,11 +98,7 @@ def _call_catching(judge: Callable[[Any], Verdict[Any]], item: object) -> Verdic
     try:
         return judge(item)
     except BaseException as error:  # noqa: BLE001 - any exception is a verdict; a Ctrl-C only reaches the main thread
-        return _judge_failure(error)
-
-
-def _judge_failure(error: BaseException) -> Verdict[Any]:
-    return verdict_of(error)._replace(ran=True)
+        return judge_error(error)
 
 
 def check_callback(func: Callable[[T], object]) -> str:

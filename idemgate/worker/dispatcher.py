@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from idemgate.core.thread_pool import ThreadPool
-from idemgate.core.verdict import HANDLED, Verdict, verdict_of
+from idemgate.core.verdict import HANDLED, Verdict, judge_error
 from idemgate.topics.messages import Delivery
 from idemgate.worker.consumer import InFlight, TopicConsumer
 from idemgate.worker.handler import build_run_async
@@ -94,7 +94,7 @@ class Dispatcher:
         try:
             verdict = task.result()
         except BaseException as error:  # noqa: BLE001 - of a cancelled task, or a Ctrl-C that arrived inside it
-            verdict = verdict_of(error)._replace(ran=True)
+            verdict = judge_error(error)
         self._on_ended([(entry, verdict)])
         self.start_ready()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from idemgate.core.keys import Key, step_key
 from idemgate.core.validation import ENDED, refuse_unfinished
-from idemgate.core.verdict import HANDLED, Verdict, verdict_of
+from idemgate.core.verdict import HANDLED, Verdict, judge_error
 from idemgate.guard.current import Execution, check_step, set_current
 from idemgate.guard.decorator import build_judge, build_judge_async, is_guarded
 from idemgate.store.context import Context
@@ -37,7 +37,7 @@ def build_run(handler: Handler, context: Context) -> Callable[[Delivery[Any]], V
             if value.__class__ not in ENDED and value.__class__ is not CoroutineType:  # the event loop awaits it
                 refuse_unfinished(value)
         except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
-            return verdict_of(error)._replace(ran=True)
+            return judge_error(error)
         finally:
             if execution is not None:
                 execution.end()
@@ -68,7 +68,7 @@ def build_run_async(handler: Handler, context: Context) -> Callable[[Delivery[An
         except KeyboardInterrupt:  # Ctrl-C, not an error of the handler
             raise
         except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
-            return verdict_of(error)._replace(ran=True)
+            return judge_error(error)
         finally:
             if execution is not None:
                 execution.end()

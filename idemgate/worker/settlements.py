@@ -8,7 +8,7 @@ from typing import Any
 
 from idemgate.core.codec.storable import refuse_unfinished_inside
 from idemgate.core.text import event_log, last_line
-from idemgate.core.verdict import Verdict, choose_step, verdict_of
+from idemgate.core.verdict import Verdict, choose_step, judge_error
 from idemgate.errors import DownstreamUnavailable, IdemgateError, InvalidArgument, PartialFailure
 from idemgate.topics.deliveries import Settlement, defer_oversize, nack_items
 from idemgate.topics.messages import Delivery
@@ -52,7 +52,7 @@ def choose_settlement(entry: InFlight, verdict: Verdict[Any], stopping: bool) ->
         stopping: Whether the worker is stopping.
     """
     if isinstance(verdict.value, PartialFailure):  # returning it counts as raising it
-        verdict = verdict_of(verdict.value)._replace(ran=True)
+        verdict = judge_error(verdict.value)
     delivery, error, consumer = entry.delivery, verdict.error, entry.consumer
     counters = consumer.context.counters
     consumer.backpressure.on_handler_end(delivery, error)
