@@ -24,6 +24,7 @@ from typing import (
 from urllib.parse import quote
 from weakref import WeakValueDictionary
 
+from idemgate.core.calls import run_plan
 from idemgate.core.clock import Clock
 from idemgate.core.counters import Counters
 from idemgate.core.durations import Duration, milliseconds
@@ -500,7 +501,7 @@ class Gate:
         If the scope does not know the key, a second round trip looks in the other scopes that this gate has used.
         `Record.other_scopes` has those that know it.
         """
-        return inspect(self.context, key, scope)
+        return run_plan(inspect(self.context, key, scope), self.context.link.run_all)
 
     def cancel(self, key: Key, *, scope: str = "claim") -> bool:
         """Ask the owner of a key to stop. Two round trips.
@@ -511,7 +512,7 @@ class Gate:
         Returns:
             False if no owner has a live lease.
         """
-        return cancel(self.context, key, scope)
+        return run_plan(cancel(self.context, key, scope), self.context.link.run_all)
 
     def forget(self, key: Key, *, scope: str = "claim", force: bool = False) -> bool:
         """Delete the record of a key, so that its next call runs.
@@ -523,7 +524,7 @@ class Gate:
             AlreadyInProgress: an owner's lease is valid. With `force` the record is deleted anyway, and two owners
                 may run at once.
         """
-        return forget(self.context, key, scope, force)
+        return run_plan(forget(self.context, key, scope, force), self.context.link.run_all)
 
     def resolve(
         self,
@@ -552,7 +553,7 @@ class Gate:
             AlreadyInProgress: an owner's lease is valid.
             InvalidArgument: `retention` is missing, and the store does not know the scope.
         """
-        return resolve(self.context, key, scope, done, result, retention)
+        return run_plan(resolve(self.context, key, scope, done, result, retention), self.context.link.run_all)
 
     def topic(self, name: str, **options: Unpack[TopicOptions]) -> Topic:
         """Return a topic: a named stream of keyed messages with one policy. Sends nothing to the store.

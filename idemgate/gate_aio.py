@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
+from idemgate.core.calls import run_plan_async
 from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
 from idemgate.dedup.dedup import AioDedup, Dedup
 from idemgate.guard.batch import AioClaimBatch, build_completions, build_releases, record_ends, run_ends_async
 from idemgate.guard.claim import AioClaim, BaseClaim, claim_request, claim_requests
 from idemgate.guard.claims import Record
-from idemgate.guard.decide import cancel_async, forget_async, inspect_async, mark_call, mark_calls, resolve_async
+from idemgate.guard.decide import cancel, forget, inspect, mark_call, mark_calls, resolve
 from idemgate.guard.options import ClaimOptions
 from idemgate.store.context import Context
 from idemgate.topics.policy import TopicOptions
@@ -80,21 +81,23 @@ class AioGate:
 
     async def inspect(self, key: Key, *, scope: str = "claim") -> Record:
         """Return the stored record of a key; see `Gate.inspect`."""
-        return await inspect_async(self.context, key, scope)
+        return await run_plan_async(inspect(self.context, key, scope), self.context.aio_link.run_all)
 
     async def cancel(self, key: Key, *, scope: str = "claim") -> bool:
         """Ask the owner of a key to stop; see `Gate.cancel`."""
-        return await cancel_async(self.context, key, scope)
+        return await run_plan_async(cancel(self.context, key, scope), self.context.aio_link.run_all)
 
     async def forget(self, key: Key, *, scope: str = "claim", force: bool = False) -> bool:
         """Delete the record of a key; see `Gate.forget`."""
-        return await forget_async(self.context, key, scope, force)
+        return await run_plan_async(forget(self.context, key, scope, force), self.context.aio_link.run_all)
 
     async def resolve(
         self, key: Key, *, done: bool, result: object = None, retention: Duration | None = None, scope: str = "claim"
     ) -> bool:
         """Decide the state of a key whose owner lost its lease; see `Gate.resolve`."""
-        return await resolve_async(self.context, key, scope, done, result, retention)
+        return await run_plan_async(
+            resolve(self.context, key, scope, done, result, retention), self.context.aio_link.run_all
+        )
 
     def topic(self, name: str, **options: Unpack[TopicOptions]) -> AioTopic:
         """Return the async form of a topic; see `Gate.topic`."""

@@ -347,6 +347,9 @@ def run_plan(plan: Generator[Y, S, T], run: Callable[[Y], S]) -> T:
             request = plan.send(run(request))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+    except BaseException:
+        plan.close()  # else its `finally` would wait until the traceback is gone
+        raise
 
 
 async def run_plan_async(plan: Generator[Y, S, T], run: Callable[[Y], Awaitable[S]]) -> T:
@@ -357,3 +360,6 @@ async def run_plan_async(plan: Generator[Y, S, T], run: Callable[[Y], Awaitable[
             request = plan.send(await run(request))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+    except BaseException:
+        plan.close()
+        raise

@@ -33,7 +33,7 @@ __all__ = [
 C = TypeVar("C", bound=BaseClaim)
 
 
-class _Batch(list[C]):
+class _BaseBatch(list[C]):
     """The common part of both batches."""
 
     def __init__(self, context: Context, claims: Iterable[C]) -> None:
@@ -85,7 +85,7 @@ class _Batch(list[C]):
         self._entered = []
 
 
-class ClaimBatch(_Batch[Claim]):
+class ClaimBatch(_BaseBatch[Claim]):
     """The claims of `gate.claim_many`: a list in the order of the keys.
 
     In a `with` block a heartbeat renews all granted claims in one round trip. Leaving the block releases the claims
@@ -121,7 +121,7 @@ class ClaimBatch(_Batch[Claim]):
             self._leave_block()
 
 
-class AioClaimBatch(_Batch[AioClaim]):
+class AioClaimBatch(_BaseBatch[AioClaim]):
     """The async form of `ClaimBatch`.
 
     Use `claims = await gate.aio.claim_many(...)` or `async with gate.aio.claim_many(...) as claims`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from idemgate.core.calls import Batch, Call, new_id
+from idemgate.core.calls import Batch, Call, Plan, new_id, run_call, run_calls
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, text_of
 from idemgate.core.validation import check_iterable
@@ -14,8 +14,7 @@ from idemgate.guard.claims import Claims, Record, register_retention
 from idemgate.store.context import Context
 
 __all__ = [
-    "cancel", "cancel_async", "forget", "forget_async", "inspect", "inspect_async", "mark_call", "mark_calls",
-    "resolve", "resolve_async",
+    "cancel", "forget", "inspect", "mark_call", "mark_calls", "resolve",
 ]  # fmt: skip
 
 Reply = tuple[str, int]
@@ -109,22 +108,15 @@ def mark_calls(context: Context, keys: Iterable[Key], retention: Duration, scope
     return claims.mark_many(records, span)
 
 
-def inspect(context: Context, key: Key, scope: str) -> Record:
+def inspect(context: Context, key: Key, scope: str) -> Plan[Record]:
     """Return the record of a key. If there is none, look in the other scopes of this gate."""
     claims = Claims(context.namespace, context.clock)
-    record = context.link.run(claims.inspect(claims.key(scope, key)))
+    record = yield from run_call(claims.inspect(claims.key(scope, key)))
     if record.state != "absent" or not (scopes := _other_scopes(context, scope)):
         return record
-    return context.link.run_all(_search(claims, key, record, scopes))
-
-
-async def inspect_async(context: Context, key: Key, scope: str) -> Record:
-    """Return the record of a key; see `inspect`."""
-    claims, link = Claims(context.namespace, context.clock), context.aio_link
-    record = await link.run(claims.inspect(claims.key(scope, key)))
-    if record.state != "absent" or not (scopes := _other_scopes(context, scope)):
-        return record
-    return await link.run_all(_search(claims, key, record, scopes))
+    found = yield from run_calls(claims.inspect(claims.key(one, key)) for one in scopes)
+    known = [one for one, other in zip(scopes, found, strict=True) if other.state != "absent"]
+    return dataclasses.replace(record, other_scopes=tuple(known))
 
 
 def _other_scopes(context: Context, scope: str) -> list[str]:
@@ -132,82 +124,42 @@ def _other_scopes(context: Context, scope: str) -> list[str]:
     return sorted(context.scopes.keys() - {scope})
 
 
-def _search(claims: Claims, key: Key, absent: Record, scopes: list[str]) -> Batch[Record]:
-    """Build the calls that look for a key in other scopes. Their joined answer is the absent record."""
-
-    def join(found: list[Record]) -> Record:
-        known = [scope for scope, record in zip(scopes, found, strict=True) if record.state != "absent"]
-        return dataclasses.replace(absent, other_scopes=tuple(known))
-
-    return Batch([claims.inspect(claims.key(scope, key)) for scope in scopes], join)
-
-
-def cancel(context: Context, key: Key, scope: str) -> bool:
+def cancel(context: Context, key: Key, scope: str) -> Plan[bool]:
     """Ask the owner of a key to stop. Return False if no owner has a live lease."""
     claims = Claims(context.namespace, context.clock)
     record = claims.key(scope, key)
-    return context.link.run(claims.cancel(record, context.link.run(claims.inspect(record)).token))
+    seen = yield from run_call(claims.inspect(record))
+    return (yield from run_call(claims.cancel(record, seen.token)))
 
 
-async def cancel_async(context: Context, key: Key, scope: str) -> bool:
-    """Ask the owner of a key to stop; see `cancel`."""
-    claims, link = Claims(context.namespace, context.clock), context.aio_link
-    record = claims.key(scope, key)
-    return await link.run(claims.cancel(record, (await link.run(claims.inspect(record))).token))
-
-
-def forget(context: Context, key: Key, scope: str, force: bool) -> bool:
+def forget(context: Context, key: Key, scope: str, force: bool) -> Plan[bool]:
     """Delete the record of a key. Return False if there was none."""
-    decision, build = _forget(context, key, scope, force)
-    return _decide(context, decision, build)
+    decision = Decision(context, key, scope, "forgotten")
+    return (
+        yield from _decide(
+            decision, lambda record: decision.claims.forget(decision.record, decision.request_id, record, force)
+        )
+    )
 
 
-async def forget_async(context: Context, key: Key, scope: str, force: bool) -> bool:
-    """Delete the record of a key; see `forget`."""
-    decision, build = _forget(context, key, scope, force)
-    return await _decide_async(context, decision, build)
-
-
-def resolve(context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration | None) -> bool:
+def resolve(
+    context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration | None
+) -> Plan[bool]:
     """Decide the state of a key whose owner lost its lease. Return False if there is nothing to decide."""
     resolution = Resolution(context, key, scope, done, result, retention)
     if resolution.retention is None:
-        resolution.set_retention(context.link.run(resolution.ask_retention()))
-    return _decide(context, resolution, resolution.build)
-
-
-async def resolve_async(
-    context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration | None
-) -> bool:
-    """Decide the state of a key whose owner lost its lease; see `resolve`."""
-    resolution = Resolution(context, key, scope, done, result, retention)
-    if resolution.retention is None:
-        resolution.set_retention(await context.aio_link.run(resolution.ask_retention()))
-    return await _decide_async(context, resolution, resolution.build)
+        resolution.set_retention((yield from run_call(resolution.ask_retention())))
+    return (yield from _decide(resolution, resolution.build))
 
 
 Build = Callable[[Record], Call[Reply]]
 
 
-def _forget(context: Context, key: Key, scope: str, force: bool) -> tuple[Decision, Build]:
-    decision = Decision(context, key, scope, "forgotten")
-    return decision, lambda record: decision.claims.forget(decision.record, decision.request_id, record, force)
-
-
-def _decide(context: Context, decision: Decision, build: Build) -> bool:
+def _decide(decision: Decision, build: Build) -> Plan[bool]:
     try:
         while True:
-            answer = context.link.run(build(context.link.run(decision.inspect())))
-            if answer[0] != "changed":
-                return decision.result(answer)
-    finally:
-        decision.evict()
-
-
-async def _decide_async(context: Context, decision: Decision, build: Build) -> bool:
-    try:
-        while True:
-            answer = await context.aio_link.run(build(await context.aio_link.run(decision.inspect())))
+            record = yield from run_call(decision.inspect())
+            answer = yield from run_call(build(record))
             if answer[0] != "changed":
                 return decision.result(answer)
     finally:

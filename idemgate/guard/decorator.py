@@ -11,6 +11,7 @@ from pickle import PicklingError
 from types import CellType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
+from idemgate.core.calls import Plan, run_plan, run_plan_async
 from idemgate.core.codec.annotations import has_model
 from idemgate.core.codec.storable import find_unstorable
 from idemgate.core.key_template import FingerprintSpec, KeySpec, compile_fingerprint, compile_key
@@ -22,7 +23,7 @@ from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.call import COUNTER_NAMES, run, run_async, run_without_key, run_without_key_async, runs_without_key
 from idemgate.guard.claims import Record
 from idemgate.guard.context import DoneCache, GuardContext, build_guard_context
-from idemgate.guard.decide import forget, forget_async, inspect, inspect_async
+from idemgate.guard.decide import forget, inspect
 from idemgate.guard.judge import judge
 from idemgate.guard.options import GuardOptions, OnceOptions
 from idemgate.guard.request import Account, Duplicate, Request, build_request
@@ -106,14 +107,18 @@ class _KeyMethods:
         return guard.key.of(instance, args, kwargs)
 
     def inspect(self, /, *args: Any, **kwargs: Any) -> Any:
-        guard, instance = _require_guard(self)
-        call = inspect_async if is_async(self.__wrapped__) else inspect  # type: ignore[attr-defined]
-        return call(guard.guard.context, guard.key.of(instance, args, kwargs), guard.options.scope)
+        return self._run(lambda guard, key: inspect(guard.guard.context, key, guard.options.scope), args, kwargs)
 
     def forget(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._run(lambda guard, key: forget(guard.guard.context, key, guard.options.scope, False), args, kwargs)
+
+    def _run(self, build: Callable[[GuardedFunction, Key], Plan[Any]], args: Any, kwargs: Any) -> Any:
+        """Run a plan about the key of a call. Return a coroutine if the function is async."""
         guard, instance = _require_guard(self)
-        call = forget_async if is_async(self.__wrapped__) else forget  # type: ignore[attr-defined]
-        return call(guard.guard.context, guard.key.of(instance, args, kwargs), guard.options.scope, force=False)
+        plan, context = build(guard, guard.key.of(instance, args, kwargs)), guard.guard.context
+        if is_async(self.__wrapped__):  # type: ignore[attr-defined]
+            return run_plan_async(plan, context.aio_link.run_all)
+        return run_plan(plan, context.link.run_all)
 
 
 @functools.cache

@@ -74,7 +74,7 @@ class _Run(Generic[T]):
         self.end: End | None = None
 
 
-class _Batch(Generic[T, R]):
+class _MessageBatch(Generic[T, R]):
     """The messages of one call of `run_many`, and what is known of each, by its index.
 
     `alone` are the messages that run one by one after the batch: copies, those that wait for another owner, and those
@@ -240,7 +240,7 @@ def run_many(
     guard: GuardContext, messages: Iterable[tuple[Key, T]], handler: Callable[[T], R], run: AloneRunner
 ) -> list[Verdict[R]]:
     """Run a batch; see `Guard.run_many`. `run` runs a message that is not part of it."""
-    batch = _Batch[T, R](guard, messages)
+    batch = _MessageBatch[T, R](guard, messages)
     around = get_held()
     try:
         try:
@@ -277,7 +277,7 @@ def run_many(
     return [batch.verdicts[index] for index in range(len(batch.messages))]
 
 
-def _end(batch: _Batch[Any, Any]) -> None:
+def _end(batch: _MessageBatch[Any, Any]) -> None:
     """Complete or release the claims of a batch that are not ended."""
     ended, calls = batch.build_ends()
     batch.record_ends(ended, batch.guard.context.link.run_each(calls, *batch.guard.end_timeouts))
@@ -292,7 +292,7 @@ async def run_many_async(
 ) -> list[Verdict[R]]:
     """Run a batch; see `AioGuard.run_many`."""
     places = asyncio.Semaphore(check_int("concurrency", concurrency, 1))
-    batch = _Batch[T, R](guard, messages)
+    batch = _MessageBatch[T, R](guard, messages)
     try:
         sent_at = monotonic()
         batch.apply_replies(await acquire_many_async(guard.context, [*batch.requests.values()]), sent_at)
@@ -337,7 +337,7 @@ async def run_many_async(
     return [batch.verdicts[index] for index in range(len(batch.messages))]
 
 
-async def _may_start(batch: _Batch[Any, Any], run: _Run[Any]) -> bool:
+async def _may_start(batch: _MessageBatch[Any, Any], run: _Run[Any]) -> bool:
     """Return True if the lease of a run suffices to start it, after a renewal if need be."""
     try:
         if batch.needs_renewal(run):

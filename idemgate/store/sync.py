@@ -118,7 +118,7 @@ class SyncLink:
             except rx.ResponseError as error:
                 reply = self._load_script(error, call)
             return call.answer(reply)
-        except (SlotMoved, Incomplete):  # the retry gets the same reply, and `_resolve_reply` handles it
+        except (SlotMoved, Incomplete):  # `retry_call` sends it again and handles the reply
             budget = self._budget(within, attempt, started)
         except FAILURES as error:
             budget = self._budget(within, attempt, started)

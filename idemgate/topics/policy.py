@@ -290,7 +290,8 @@ def merge_declarations(known: Policy, declared: Policy) -> Policy:
     raises InvalidArgument. The backoff is that of the first declaration that has one.
     """
     chosen: dict[str, Any] = {}
-    for name, silent in _LOCAL.items():
+    for name in _LOCAL:
+        silent = getattr(DEFAULT, name)
         before, after = getattr(known, name), getattr(declared, name)
         if silent not in (before, after) and before != after:
             raise InvalidArgument(
@@ -302,15 +303,8 @@ def merge_declarations(known: Policy, declared: Policy) -> Policy:
     return replace(known, **chosen)
 
 
-_LOCAL = {
-    "lease": 30_000,
-    "max_attempts": 17,
-    "dead_retention": 2_592_000_000,
-    "max_dead_letters": 10_000,
-    "adaptive": None,
-    "retry_penalty": 0,
-}
-"""Options that are not stored, with their defaults. Durations in ms."""
+_LOCAL = ("lease", "max_attempts", "dead_retention", "max_dead_letters", "adaptive", "retry_penalty")
+"""Options that are not stored."""
 
 
 def diff_policies(stored: bytes, asked: bytes) -> tuple[dict[str, object], dict[str, object]]:

@@ -36,7 +36,7 @@ class Forwarder:
         return self.poller.pause()
 
     async def run_once(self) -> None:
-        """Forward at most 500 messages of each due slot, and trim the streams from time to time.
+        """Forward at most 100 messages of each due slot, and trim the streams from time to time.
 
         Raises:
             StoreError: A slot failed. The other slots were still processed.

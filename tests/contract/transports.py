@@ -23,7 +23,7 @@ class GateConsumer:
 
     def __init__(self, url: str, namespace: str) -> None:
         self.proxy = Proxy(url, remember=False)
-        self.gate = Gate(self.proxy.url, namespace=namespace, timeout="500ms")
+        self.gate = Gate(self.proxy.url, namespace=namespace, timeout="2s")
         self._stopped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 

@@ -9,7 +9,7 @@
 ---         packed "k": stored {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "guard/lib/format"
---- @include "guard/lib/end_record"
+--- @include "guard/lib/replace_record"
 local kind, now_us = ARGV[2], now(ARGV[1])
 local now_ms, answers, bytes_read, i, wrote = (now_us - now_us % 1000) / 1000, KEYS[2] and {}, 0, 0, false
 local kept, span

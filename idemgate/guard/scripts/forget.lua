@@ -11,7 +11,7 @@
 --- @include "lib/now"
 --- @include "guard/lib/write_record"
 --- @include "guard/lib/format"
---- @include "guard/lib/end_record"
+--- @include "guard/lib/replace_record"
 local key, request = KEYS[1], ARGV[2]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local r, problem = read_record(key)

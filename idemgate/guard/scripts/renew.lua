@@ -7,7 +7,7 @@
 --- Returns {"ok", now ms} {"cancelled", now ms} (renewed, and asked to stop) {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "guard/lib/write_record"
---- @include "guard/lib/end_record"
+--- @include "guard/lib/replace_record"
 -- Return the lifetime of a running claim's record, ms. A held key waits for a decision: ten years.
 local function record_ttl(held, otherwise)
   if held == 1 then

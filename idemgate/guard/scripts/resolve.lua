@@ -12,7 +12,7 @@
 ---         {"busy", now ms, remaining lease ms, attempt} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "guard/lib/write_record"
---- @include "guard/lib/end_record"
+--- @include "guard/lib/replace_record"
 -- Build a record in a state in which no attempt runs, set by `owner`. Fields of a running claim are left out.
 local function end_record(r, state, kind, owner, ends, now_ms, data)
   return {

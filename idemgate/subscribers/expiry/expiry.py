@@ -24,13 +24,14 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from idemgate.core.calls import run_plan, run_plan_async
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, is_library_key, raw, text_of
 from idemgate.core.scopes import mark_registered
 from idemgate.core.validation import check_int, is_async, refuse_unfinished
 from idemgate.errors import AlreadyInProgress, InvalidArgument
 from idemgate.guard.claim import AioClaim, Claim, claim_request
-from idemgate.guard.decide import forget, forget_async
+from idemgate.guard.decide import forget
 from idemgate.guard.options import ClaimOptions
 from idemgate.guard.request import Request
 from idemgate.store.context import Context
@@ -170,7 +171,7 @@ class Expiry:
             if not claim.started:
                 if self._was_handled(claim, delivery):
                     return
-                forget(self.context, delivery.raw_key, self.scope, force=False)
+                run_plan(forget(self.context, delivery.raw_key, self.scope, False), self.context.link.run_all)
                 claim = _require_started(self._claim(delivery))
             try:
                 refuse_unfinished(func(expiry.expired_of(delivery)))
@@ -193,7 +194,9 @@ class Expiry:
             if not claim.started:
                 if self._was_handled(claim, delivery):
                     return
-                await forget_async(self.context, delivery.raw_key, self.scope, force=False)
+                await run_plan_async(
+                    forget(self.context, delivery.raw_key, self.scope, False), self.context.aio_link.run_all
+                )
                 claim = _require_started(await self._aio_claim(delivery))
             try:
                 refuse_unfinished(await func(expiry.expired_of(delivery)))

@@ -1,7 +1,7 @@
 --- Makes a part of the reply.
 --- @include "lib/problems"
 --- @include "topics/lib/events"
--- Note a fact about a name until `expires`, ms, for `store_facts`. `call.expires` is the latest expiry of the call.
+-- Note a fact about a name until `expires`, ms. `call.expires` is the latest expiry of the call.
 local function set_fact(call, name, value, expires)
   call.facts[name], call.changed_facts[name] = value, expires
   call.expires = math.max(call.expires or 0, expires)
