@@ -321,7 +321,7 @@ class KeyReused(ClaimRejected):
 
 
 class LeaseLost(ClaimRejected):
-    """The lease of this owner expired. `token` is the fencing token it held."""
+    """The lease of this owner expired, or another owner took the key over. `token` is the fencing token it held."""
 
     def __init__(self, key: str, token: int, scope: str = "claim") -> None:
         super().__init__(key, f"the lease of {key!r} (scope {scope!r}, fencing token {token}) was lost", scope)

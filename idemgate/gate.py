@@ -284,7 +284,7 @@ class Gate:
                 also keeps a key whose run was cancelled or ended by KeyboardInterrupt or SystemExit, because the run
                 may have had its effect.
             on_lost: what a call gets whose lease was taken over while it ran. "return": its own result, which was not
-                stored, and `once.lease_lost` counts it. "raise": LeaseLost. A guard's verdict is "lost" either way.
+                stored, and `once.lost` counts it. "raise": LeaseLost. A guard's verdict is "lost" either way.
             on_store_error: while the store is unavailable "raise", "run" unguarded, or guard within this process
                 ("local"). Each case is counted. With "local" this process answers duplicates of keys that it ran
                 without the store, until the store is back. It keeps 100,000 results or 32 MiB.
@@ -300,7 +300,8 @@ class Gate:
 
         The guarded function raises its own errors, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable,
         ReplayedFailure, SharedFailure, OutcomeUnknown, AttemptsExhausted and StoreError. LeaseLost means that the
-        lease had nearly ended before the function could start; it did not run. With an option "skip" or `at_most_once`
+        lease had nearly ended before the function, or an attempt of `retry`, could start. With `on_lost="raise"` it
+        also means that the function has run. With an option "skip" or `at_most_once`
         it may return None, and its return type is `R | None`.
         """
         func, key = split_bare("once", bare, key)

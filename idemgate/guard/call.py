@@ -760,9 +760,9 @@ def record_end(guard: GuardContext, grant: Grant, ending: Ending, held: bool) ->
     (kind, _, loses_model, interruption), request, counters = ending, grant.request, guard.context.counters
     done = kind == VALUE or kind == NOT_STORED  # noqa: PLR1714 - faster than `in`
     if not held:
-        counters.add("once.lease_lost")
+        counters.add("once.lost")
         facts = log_facts(request)
-        log.warning("once.lease_lost scope=%r key=%r", *facts.values(), extra=facts)
+        log.warning("once.lost scope=%r key=%r", *facts.values(), extra=facts)
         return End(kind, done and guard.options.sink is not None, None, interruption)  # a committed row decides
     if not done:
         return End(kind, interruption=interruption)

@@ -233,9 +233,9 @@ class BaseClaim:
         if not self._end_recorded and self._error is None and self.started:
             self._end_recorded = True
             if not held:
-                self._context.counters.add("once.lease_lost")
+                self._context.counters.add("once.lost")
                 facts = log_facts(self._request)
-                log.warning("once.lease_lost scope=%r key=%r", *facts.values(), extra=facts)
+                log.warning("once.lost scope=%r key=%r", *facts.values(), extra=facts)
         return held
 
     def _completion(self, result: object, retention: Duration | None) -> Completion:

@@ -160,7 +160,9 @@ class Heartbeat(LeaseRenewal):
     def _lose(self) -> None:
         self._context.heartbeat.remove(self)
         if self._execution.lose():
-            self._context.counters.add("once.lease_lost_while_running")
+            self._context.counters.add("once.lease_lost")
+            facts = log_facts(self._grant.request)
+            log.warning("once.lease_lost scope=%r key=%r", *facts.values(), extra=facts)
 
 
 class NoHeartbeat:

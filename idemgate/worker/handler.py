@@ -112,6 +112,10 @@ class DeliveryExecution(Execution):
     def holds_claim(self) -> bool:
         return False
 
+    @property
+    def has_ended(self) -> bool:
+        return not self._inside
+
     def key_for(self, step: str) -> str:
         """Return a key for one step of this work; see `Execution.key_for`. It follows from `delivery.id`."""
         return step_key(self._context.namespace, "topic", self._delivery.id, check_step(step))

@@ -172,7 +172,7 @@ async def test_a_claim_that_is_completed_twice_at_once_is_named_and_nothing_is_w
         with pytest.raises(InvalidArgument, match=r"^pairs\[2\]='a': .*twice"):
             await face.complete_many([(one, "x"), (two, "x"), (one, again)])
     assert await states(face, ["a", "b"]) == ["in_progress", "in_progress"]
-    assert gate.counters["once.lease_lost"] == 0
+    assert gate.counters["once.lost"] == 0
     assert await face.complete_many([(one, "x"), (two, "x")]) == [True, True]
 
 
@@ -190,7 +190,7 @@ async def test_what_is_lost_without_a_block_is_counted_too_and_each_once(face: A
     # Then each is counted once; what was never held is no loss, nor what was completed before
     assert await face.complete_many([(theirs, 2)]) == [False]
     assert not await told(face, mine.release())
-    assert gate.counters["once.lease_lost"] == 4
+    assert gate.counters["once.lost"] == 4
 
 
 async def test_large_results_and_notes_go_in_parts_and_each_is_answered(face: Any, gate: Gate, raw: Any) -> None:
@@ -272,7 +272,7 @@ async def test_leaving_the_block_releases_what_it_has_not_completed(face: Any, g
         await face.release_many([c])
     assert await states(face, ["a", "b", "c", "done"]) == ["done", "released", "released", "done"]
     assert (await face.claim("done")).result == "before"
-    assert gate.counters["once.lease_lost"] == 0
+    assert gate.counters["once.lost"] == 0
 
 
 async def test_a_body_that_raises_keeps_what_it_completed(face: Any) -> None:
@@ -294,7 +294,7 @@ async def test_a_refused_key_does_not_keep_the_block_from_ending_the_others(face
 async def test_a_claim_lost_inside_the_block_is_counted(face: Any, gate: Gate) -> None:
     async with block(face, ["a", "b", "c"]):
         await face.forget("b", force=True)
-    assert gate.counters["once.lease_lost"] == 1
+    assert gate.counters["once.lost"] == 1
 
 
 async def test_a_claim_has_a_block_of_its_own_inside(face: Any, gate: Gate) -> None:
@@ -326,7 +326,7 @@ async def test_heartbeats_keep_all_of_the_block_and_none_that_was_ended(
             "in_progress",
         ]
         assert not any(claim.lease_lost for claim in (a, b, c))
-        assert gate.counters["once.lease_lost_while_running"] == 0
+        assert gate.counters["once.lease_lost"] == 0
     # And afterwards nothing does
     assert not gate.context.heartbeat._renewals
 
@@ -339,7 +339,7 @@ async def test_a_claim_that_is_lost_while_the_block_runs_says_so(face: Any, gate
                 await asyncio.sleep(0.005)
         assert not b.lease_lost
         assert await face.complete_many([(a, 1), (b, 2)]) == [False, True]
-    assert gate.counters["once.lease_lost_while_running"] == 1
+    assert gate.counters["once.lease_lost"] == 1
 
 
 async def test_who_waits_inside_the_block_until_it_may_run_is_kept_alive_from_then_on(

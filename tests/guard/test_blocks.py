@@ -70,7 +70,7 @@ async def test_the_body_of_a_claim_that_was_not_granted_disturbs_nobody(face: An
 async def test_a_claim_lost_inside_the_block_is_counted(face: Any, gate: Gate) -> None:
     async with face.inside("k"):
         await face.forget("k", force=True)
-    assert gate.counters["once.lease_lost"] == 1
+    assert gate.counters["once.lost"] == 1
     assert (await face.inspect("k")).state == "absent"
 
 
@@ -79,7 +79,7 @@ async def test_a_body_that_goes_on_after_it_completed_has_lost_nothing(lasting: 
         await claim.complete("result")
         await asyncio.sleep(0.4)  # while heartbeats find that nothing is held any more
         assert not current().lease_lost
-    assert lasting.gate.counters["once.lease_lost_while_running"] == 0
+    assert lasting.gate.counters["once.lease_lost"] == 0
 
 
 async def test_current_is_the_claim_inside_and_nothing_outside(face: Any, clock: Clock) -> None:

@@ -135,7 +135,7 @@ async def test_cancelled_while_completing_it_is_done_all_the_same(gate: Gate, wi
     if lost:
         wire.mend()
     await settled(gate)
-    assert (gate.counters["once.completed"], gate.counters["once.lease_lost"]) == (1, 0)
+    assert (gate.counters["once.completed"], gate.counters["once.lost"]) == (1, 0)
     assert (await gate.aio.claim("x", scope="s")).result == "result"
 
 

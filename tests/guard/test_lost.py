@@ -28,12 +28,12 @@ async def test_an_owner_that_was_taken_over_may_ask_for_an_error(face: Any, cloc
     with pytest.raises(LeaseLost, match="scope 's'") as lost:
         await stalled(face, clock, on_lost="raise")("k")
     assert lost.value.key == "k"
-    assert face.gate.counters["once.lease_lost"] == 1
+    assert face.gate.counters["once.lost"] == 1
 
 
 async def test_an_owner_that_was_taken_over_gets_its_own_result_by_default(face: Any, clock: Clock) -> None:
     assert await stalled(face, clock)("k") == "my own"
-    assert face.gate.counters["once.lease_lost"] == 1
+    assert face.gate.counters["once.lost"] == 1
 
 
 @pytest.mark.parametrize("on_lost", ["return", "raise"])

@@ -172,7 +172,7 @@ async def test_who_was_taken_over_while_running_changes_nothing_and_is_counted(f
     assert await handle("x") == "of the former"
     # Then its caller has its answer, and everybody else that of the other
     assert await handle("x") == "of the other"
-    assert (gate.counters["once.lease_lost"], gate.counters["once.completed"]) == (1, 0)
+    assert (gate.counters["once.lost"], gate.counters["once.completed"]) == (1, 0)
 
 
 # -- on_done ----------------------------------------------------------------------------------------------------------

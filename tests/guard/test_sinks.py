@@ -151,7 +151,7 @@ async def test_a_committed_run_is_handled_even_if_its_lease_was_lost(gate: Gate,
 
     sink.commit = lose
     assert (await case.pay()).outcome == "handled"
-    assert gate.counters["once.lease_lost"] == 1
+    assert gate.counters["once.lost"] == 1
 
 
 async def test_another_fingerprint_is_refused_and_frees_the_key(gate: Gate, sink: Any) -> None:

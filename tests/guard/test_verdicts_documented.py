@@ -34,7 +34,7 @@ async def test_a_stall_beyond_the_lease_is_lost_only_if_another_owner_took_over(
 
     verdict = await judged(face.guard("s", lease="30s", on_lost=on_lost), method, stall)
     assert (verdict.outcome, verdict.action, verdict.ran, verdict.attempt) == (outcome, action, True, 1)
-    assert face.gate.counters["once.lease_lost"] == taken_over
+    assert face.gate.counters["once.lost"] == taken_over
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -46,7 +46,7 @@ async def test_a_stall_that_ends_in_an_error_is_failed(face: Any, clock: Clock, 
 
     verdict = await judged(face.guard("s", lease="30s"), method, stall)
     assert (verdict.outcome, verdict.action, type(verdict.error)) == ("failed", "retry", ValueError)
-    assert face.gate.counters["once.lease_lost"] == 1
+    assert face.gate.counters["once.lost"] == 1
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -180,12 +180,14 @@ async def test_a_lost_lease_is_told_to_the_run(face: Any, gate: Gate) -> None:
 
     # When the next heartbeat finds nothing to renew, the run learns it, and its end is counted as lost
     assert await asyncio.wait_for(handle("x"), 60)
-    assert gate.counters["once.lease_lost_while_running"] == 1
     assert gate.counters["once.lease_lost"] == 1
+    assert gate.counters["once.lost"] == 1
     assert gate.counters["once.completed"] == 0
 
 
-async def test_a_run_that_cannot_reach_the_store_is_told_before_its_lease_is_gone(impatient: Any, wire: Any) -> None:
+async def test_a_run_that_cannot_reach_the_store_is_told_before_its_lease_is_gone(
+    impatient: Any, wire: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     @impatient.once(key="{k}", scope="s", lease="1s")
     def handle(k: str) -> str:
         wire.cut()
@@ -196,7 +198,10 @@ async def test_a_run_that_cannot_reach_the_store_is_told_before_its_lease_is_gon
 
     # The clock of the store did not move, so nobody took over, and the end could still be recorded.
     assert await asyncio.wait_for(handle("x"), 60) == "told"
-    assert impatient.gate.counters["once.lease_lost_while_running"] == 1
+    assert impatient.gate.counters["once.lease_lost"] == 1
+    assert [record.getMessage() for record in caplog.records if record.name == "idemgate.once"] == [
+        "once.lease_lost scope='s' key='x'"
+    ]
     assert (await impatient.inspect("x", scope="s")).state == "done"
 
 

@@ -50,7 +50,7 @@ ZOMBIE = """if True:
 
     for line in sys.stdin:
         work(line.strip())
-        print(gate.counters["once.lease_lost"], gate.counters["once.completed"], flush=True)
+        print(gate.counters["once.lost"], gate.counters["once.completed"], flush=True)
 """
 
 
@@ -95,7 +95,7 @@ STARVED = """if True:
         end = time.monotonic() + 30
         while not current().lease_lost and time.monotonic() < end:
             time.sleep(0.001)
-        print(current().lease_lost, gate.counters["once.lease_lost_while_running"], flush=True)
+        print(current().lease_lost, gate.counters["once.lease_lost"], flush=True)
 
     for number, line in enumerate(sys.stdin):
         work(line.strip())

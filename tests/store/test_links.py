@@ -717,7 +717,7 @@ async def test_more_callers_than_connections_all_get_through(
 def test_no_connection_left_is_not_executed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a pool of one connection, which is in use
     monkeypatch.setattr(connection, "CONNECTIONS", 1)
-    pool = connection.ConnectionPool(sync_pool(endpoint_from_url(url), seconds=60), 0.05)
+    pool = connection.ConnectionPool(sync_pool(endpoint_from_url(url), seconds=60), 0.5)
     held = pool.send([pack(("PING",))])
     # When something else is sent, Then it fails in time, and that it was never sent is known
     with pytest.raises(rx.RedisError) as failed:
@@ -753,7 +753,7 @@ def test_a_connection_released_at_the_end_of_a_wait_is_used(
 ) -> None:
     # Given a pool of one connection, which is released just after its only waiter gave up
     monkeypatch.setattr(connection, "CONNECTIONS", 1)
-    pool = connection.ConnectionPool(sync_pool(endpoint_from_url(url), seconds=60), 0.05)
+    pool = connection.ConnectionPool(sync_pool(endpoint_from_url(url), seconds=60), 0.5)
     held = pool.send([pack(("PING",))])
     pool._available = LateRelease(lambda: pool.discard(held) if broken else pool.collect(held, 1))
     # Then the waiter gets it, or its place

@@ -45,8 +45,8 @@ def test_an_unknown_level_is_refused_before_anything_is_configured(level: Any) -
 
 def test_facts_are_appended_once() -> None:
     formatter = Facts("%(message)s")
-    record = logging.makeLogRecord({"msg": "once.lease_lost key=%r", "args": ("a",), "key": "a", "token": 5})
-    assert formatter.format(record) == "once.lease_lost key='a' token=5"
+    record = logging.makeLogRecord({"msg": "once.lost key=%r", "args": ("a",), "key": "a", "token": 5})
+    assert formatter.format(record) == "once.lost key='a' token=5"
     record = logging.makeLogRecord({"msg": "worker.dead", "topic": "images", "attempt": 17})
     assert formatter.format(record) == "worker.dead topic='images' attempt=17"
 

@@ -218,9 +218,9 @@ async def test_it_comes_back_when_the_other_owners_lease_may_end(one: Gate, stre
     async def charge(entry: Entry) -> None:
         ran.append(entry.id)
 
-    vanished = claims_of(one).claim(raw_record, b"v" * 16, 300, 60_000, b"", 0, False, False)
-    one.context.link.run(vanished)
     async with one.aio.subscribers():
+        vanished = claims_of(one).claim(raw_record, b"v" * 16, 1000, 60_000, b"", 0, False, False)
+        one.context.link.run(vanished)
         # When its entry comes
         first = stream.add(order=7).decode()
         # Then it is not left for the hour, only until that lease has ended

@@ -211,13 +211,15 @@ async def test_the_short_form_calls_the_function_with_the_merged_arguments(
 @pytest.mark.parametrize("awaiting", [False, True])
 async def test_current_tells_about_the_delivery(gate: Gate, eventually: Any, awaiting: bool) -> None:
     topic = gate.topic("t")
+    runs: list[Any] = []
     told: list[Any] = []
 
     def look(delivery: Any) -> None:
         here = current()
         with pytest.raises(NoCurrentExecution):
             here.checkpoint("a note")
-        told.append((here.key, here.token == delivery.token, here.attempt, here.lease_lost))
+        runs.append(here)
+        told.append((here.key, here.token == delivery.token, here.attempt, here.lease_lost, here.has_ended))
 
     async def look_here(delivery: Any) -> None:
         look(delivery)
@@ -226,7 +228,8 @@ async def test_current_tells_about_the_delivery(gate: Gate, eventually: Any, awa
     await topic.aio.trigger("a")
     async with gate.aio.worker():
         await eventually(lambda: told)
-    assert told == [("a", True, 1, False)]
+    assert told == [("a", True, 1, False, False)]
+    assert runs[0].has_ended
     with pytest.raises(NoCurrentExecution):
         current()
 

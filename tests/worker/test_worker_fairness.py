@@ -52,11 +52,15 @@ async def handlers(gate: Gate) -> AsyncIterator[Handlers]:
 
 
 def waits_or_is_held(worker: Worker, name: str) -> Callable[[], bool]:
-    """Return a check that the worker holds a delivery of the topic, or waits for room to fetch one that is known."""
+    """Return a check that the worker holds a delivery of the topic, or waits for room to fetch one that is known.
+
+    A fetch of another topic that was sent before may still bring deliveries to that room.
+    """
 
     def check() -> bool:
         one = next(one for one in worker._consumers if one.topic.name == name)
-        return bool(one.places.held) or (one.places in worker._places.line and one.poller.has_work(0))
+        waits = one.places in worker._places.line and one.poller.has_work(0)
+        return bool(one.places.held) or (waits and not any(other.places.requested for other in worker._consumers))
 
     return check
 

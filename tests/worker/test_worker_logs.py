@@ -156,7 +156,7 @@ async def test_lost_and_taken_over_claims_are_logged_with_their_scope(
         # When another one takes the key over
         assert (await face.guard("charge").run("order-7", lambda: None)).outcome == "handled"
     # Then both records name the scope
-    for event in ("once.taken_over", "once.lease_lost"):
+    for event in ("once.taken_over", "once.lost"):
         (record,) = records(event)
         assert facts(record, "scope", "key") == ("charge", "order-7")
 

@@ -15,7 +15,7 @@ __all__ = ["Delivered", "Records", "Reports", "judge"]
 
 LOSSES = (
     "channel.abandoned", "channel.dropped", "channel.failed", "channel.gaps", "channel.permanent",
-    "once.lease_lost", "once.completion_lost",
+    "once.lost", "once.completion_lost",
     "worker.cut_short", "worker.dead", "worker.failed", "worker.lapsed", "worker.lost", "worker.unsettled",
 )  # fmt: skip
 """The counters in which the library admits a loss."""

@@ -57,7 +57,7 @@ async def test_a_successor_waits_for_the_row_of_a_stalled_owner(
     assert (first.outcome, first.value) == ("handled", 1)
     assert (second.outcome, second.value, second.ran) == ("duplicate", 1, False)
     assert flavour.credits() == ["p1"]
-    assert gate.counters["once.lease_lost"] == 1
+    assert gate.counters["once.lost"] == 1
     assert gate.inspect("p1", scope="pay").value == 1
 
 
@@ -200,7 +200,7 @@ async def test_a_completion_that_is_lost_is_replayed_from_the_row(
 
     pay = flavour.guard(gate, inbox, body)
     assert (await pay("p1")).outcome == "handled"
-    assert gate.counters["once.lease_lost"] == 1
+    assert gate.counters["once.lost"] == 1
     # Then the row answers, and fills Redis
     assert (await pay("p1")).value == "paid"
     assert gate.inspect("p1", scope="pay").value == "paid"
