@@ -30,7 +30,7 @@ def _check_middleware(request: Request) -> None:
         raise RequiredKeyMissing
     if passed is None or passed == PASSED:
         raise RuntimeError(
-            f"{request.method} {request.url.path} depends on require_key, but no IdempotencyKey guards it. Add the "
+            f"{request.method} {request.url.path!r} depends on require_key, but no IdempotencyKey guards it. Add the "
             "middleware to the app, with this method in its `methods` and this path in its `applies_to`"
         )
 

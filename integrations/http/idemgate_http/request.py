@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from idemgate.core.text import one_line
+
 __all__ = ["Headers", "Request"]
 
 _PARAMETER = re.compile(r';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"?|[^;]*)')
@@ -63,7 +65,7 @@ class Request:
         self.raw = raw
 
     def __repr__(self) -> str:
-        return f"<Request {self.method} {self.path!r}>"
+        return f"<Request {one_line(self.method)} {self.path!r}>"
 
     @property
     def content_length(self) -> int | None:

@@ -134,8 +134,20 @@ def test_a_route_of_a_mounted_app_may_require_the_header(mount: Callable[..., An
 async def test_a_route_that_no_middleware_guards_fails(gate: Gate) -> None:
     transport = httpx.ASGITransport(build(gate, []))
     async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
-        with pytest.raises(RuntimeError, match="PUT /unguarded depends on require_key, but no IdempotencyKey guards"):
+        with pytest.raises(RuntimeError, match="PUT '/unguarded' depends on require_key, but no IdempotencyKey guards"):
             await client.put("/unguarded", headers={"idempotency-key": "k"})
+
+
+async def test_the_error_of_an_unguarded_route_has_no_control_characters_of_the_path(gate: Gate) -> None:
+    app = FastAPI()
+
+    @app.post("/{name:path}", dependencies=[Depends(require_key)])
+    async def pay(name: str) -> None: ...
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
+        with pytest.raises(RuntimeError, match="depends on require_key") as raised:
+            await client.post("/a%1B%5B31m%E2%80%A8ERROR forged%C2%85")
+    assert str(raised.value).isprintable()
 
 
 async def test_a_route_on_a_path_to_which_the_middleware_does_not_apply_fails(gate: Gate) -> None:
@@ -144,7 +156,7 @@ async def test_a_route_on_a_path_to_which_the_middleware_does_not_apply_fails(ga
     app = build(gate, events, applies_to=lambda request: request.path != "/payments")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
         # When a request has the header
-        with pytest.raises(RuntimeError, match="POST /payments depends on require_key, but no IdempotencyKey guards"):
+        with pytest.raises(RuntimeError, match="POST '/payments' depends on require_key, but no IdempotencyKey guards"):
             await client.post("/payments", json={"amount": 5}, headers={"idempotency-key": "k", "x-account": "a"})
     # Then it does not run unguarded
     assert events == []

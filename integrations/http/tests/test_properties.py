@@ -71,6 +71,11 @@ def test_any_content_type_is_read(kind: str, parameters: str) -> None:
     assert found[0].startswith(kind.strip().lower())
 
 
+@given(st.text(max_size=9), st.text(max_size=9))
+def test_the_repr_of_a_request_is_one_line(method: str, path: str) -> None:
+    assert repr(Request(method, path, b"", Headers([]), None)).isprintable()
+
+
 def media_type(field: str) -> str:
     return Request("POST", "/", b"", Headers([("content-type", field)]), None).media_type
 
