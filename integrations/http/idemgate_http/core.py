@@ -14,7 +14,16 @@ from idemgate_http.keys import Identity, parse_key, record_key, tag_caller
 from idemgate_http.options import HttpOptions, Options, check_options
 from idemgate_http.problems import build_problem
 from idemgate_http.request import Request
-from idemgate_http.response import HEADER_BYTES, Response, has_wrong_length, may_keep, pack, pack_not_kept, unpack
+from idemgate_http.response import (
+    DIGESTS,
+    HEADER_BYTES,
+    Response,
+    has_wrong_length,
+    may_keep,
+    pack,
+    pack_not_kept,
+    unpack,
+)
 from idemgate_http.webhooks.event import BadSignature
 
 __all__ = ["GUARDED", "MARK", "MISSING", "PASSED", "Admission", "HttpGuard", "Released", "RequiredKeyMissing",
@@ -184,6 +193,7 @@ class HttpGuard:
             raise Released
         allowed = self.options.headers
         if self.options.redact is not None:
+            body = response.body
             try:
                 response = _check_redacted(self.options.redact(response), response.status)
             except Exception as error:  # noqa: BLE001 - the operation is done, whatever the function raises
@@ -191,6 +201,8 @@ class HttpGuard:
                 facts, kind = log_facts(request), type(error).__name__
                 log.error("http.redact_failed method=%s path=%s: %s", *facts.values(), kind, extra=facts)  # noqa: TRY400
                 return self.pack_not_kept(response.status, "redacted")
+            if response.body != body:
+                allowed -= DIGESTS
         size = sum(len(name) + len(value) for name, value in response.headers if may_keep(name, allowed))
         if size > HEADER_BYTES or len(response.body) > self.options.max_response_bytes:
             return self.pack_not_kept(response.status, TOO_LARGE)

@@ -6,14 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
-__all__ = ["HEADER_BYTES", "NEVER_KEPT", "REPLAYABLE", "Response", "Stored", "has_wrong_length", "may_keep",
+__all__ = ["DIGESTS", "HEADER_BYTES", "NEVER_KEPT", "REPLAYABLE", "Response", "Stored", "has_wrong_length", "may_keep",
            "pack", "pack_not_kept", "unpack"]  # fmt: skip
 
-REPLAYABLE = frozenset({
+DIGESTS = frozenset({"content-digest", "repr-digest", "digest", "content-md5"})
+"""Digests of the body. One of a body that `redact` has changed is wrong, and confirms a guess of what was removed."""
+REPLAYABLE = DIGESTS | {
     "content-type", "content-language", "content-encoding", "content-disposition", "content-location", "location",
     "link", "etag", "last-modified", "cache-control", "cdn-cache-control", "surrogate-control", "pragma", "expires",
-    "vary", "content-security-policy", "x-content-type-options",
-})  # fmt: skip
+    "vary", "content-security-policy", "x-content-type-options", "x-frame-options", "referrer-policy",
+    "permissions-policy", "cross-origin-opener-policy", "cross-origin-embedder-policy", "cross-origin-resource-policy",
+    "x-robots-tag", "refresh",
+}  # fmt: skip
 """The headers that a replay has: what describes the body, and who may store it or how a browser may show it.
 
 `keep_headers` adds others.
