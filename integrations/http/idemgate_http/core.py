@@ -171,6 +171,9 @@ class HttpGuard:
             return None
         query, media_type = request.query, request.media_type.encode(errors="surrogateescape")
         head = b"%d:%b%d:%b" % (len(query), query, len(media_type), media_type)
+        if request.content_encoding:
+            coding = request.content_encoding.encode(errors="surrogateescape")
+            head = b"e%d:%b%b" % (len(coding), coding, head)  # without one a head begins with a digit
         return blake2b(head + body, digest_size=20).digest()
 
     # What is kept

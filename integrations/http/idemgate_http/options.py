@@ -53,7 +53,7 @@ class HttpOptions(TypedDict, total=False):
     keep_headers: Iterable[str]
     """Response headers that are kept beside the default ones. Default: none."""
     fingerprint: Callable[[Request, bytes], object] | None
-    """What identifies the payload, from the request and its body. Default: query string, media type and bytes."""
+    """What identifies the payload, of the request. Default: query string, media type, Content-Encoding and body."""
     redact: Callable[[Response], Response] | None
     """A function that returns what is stored of a response. The first client gets the original. Default: None."""
     max_body_bytes: int

@@ -51,7 +51,8 @@ PROBLEMS: Final = {
     ),
     "key-reused": Problem(
         422, "Idempotency-Key is already used",
-        "This key was used with another query string, media type or body. Use a new key for another operation.",
+        "This key was used with another query string, media type, Content-Encoding or body. Use a new key "
+        "for another operation.",
     ),
     "response-not-kept": Problem(
         409, "The response was not kept",

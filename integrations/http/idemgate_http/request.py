@@ -82,6 +82,12 @@ class Request:
         """
         return _spell_media_type(self.headers.get("content-type", ""))
 
+    @property
+    def content_encoding(self) -> str:
+        """The Content-Encoding in one spelling: "gzip,br" for "GZip, br". "" if there is none."""
+        coding = self.headers._values.get("content-encoding")  # `get` of a Mapping catches a KeyError
+        return coding.lower().replace(" ", "") if coding else ""
+
 
 @lru_cache(maxsize=64)
 def _spell_media_type(content_type: str) -> str:

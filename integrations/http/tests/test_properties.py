@@ -150,7 +150,7 @@ def shared() -> Any:
         yield gate
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)  # the first one may start the server
 @given(REQUESTS)
 def test_a_caller_gets_only_answers_to_its_own_requests(shared: Gate, requests: Any) -> None:
     """Compare any order of requests with a model: a dict from (caller, method, path, key) to the first kept answer."""
@@ -182,3 +182,26 @@ def test_a_caller_gets_only_answers_to_its_own_requests(shared: Gate, requests: 
             assert answer is not None
             assert (answer.status, answer.body) == (201, first[1])
             assert answer.body.startswith(caller.encode())
+
+
+CODINGS = st.sampled_from([None, "", "gzip", "3:a=1"])
+PIECES = st.tuples(
+    st.sampled_from([b"", b"a=1"]), st.sampled_from(["", "1:b"]), CODINGS, st.sampled_from([b"", b"1:b"])
+)
+
+
+def fingerprint(gate: Gate, query: bytes, kind: str, coding: str | None, body: bytes) -> Any:
+    headers = [("content-type", kind), *([] if coding is None else [("content-encoding", coding)])]
+    core = HttpGuard(gate, {"single_tenant": True}, HttpOptions)
+    return core._fingerprint(Request("POST", "/pay", query, Headers(headers), None), body)
+
+
+@given(PIECES, PIECES)
+def test_different_payloads_have_different_fingerprints(shared: Gate, one: Any, other: Any) -> None:
+    same = [(query, kind, coding or None, body) for query, kind, coding, body in (one, other)]
+    assert (fingerprint(shared, *one) == fingerprint(shared, *other)) == (same[0] == same[1])
+
+
+def test_a_fingerprint_without_a_content_encoding_is_that_of_stored_records(shared: Gate) -> None:
+    found = fingerprint(shared, b"a=1", "application/json", None, b"{}")
+    assert found.hex() == "d03c2faa729727e29a9689313740424fc6e63d1a"

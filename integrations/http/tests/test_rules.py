@@ -170,6 +170,21 @@ def test_the_media_type_is_part_of_the_payload(serve: Serve, effects: Effects) -
     assert len(effects.calls) == 1
 
 
+def test_the_content_encoding_is_part_of_the_payload(serve: Serve, effects: Effects) -> None:
+    client = serve(effects)
+
+    def send(coding: str | None, key: str = "k") -> Any:
+        return client.post(key, content=b"x", headers={"content-encoding": coding})
+
+    send("gzip, br")
+    assert send("GZip,br").headers["idempotent-replayed"] == "true"
+    for other in ("gzip", "br, gzip", None):
+        problem(send(other), "key-reused", 422)
+    send(None, "l")
+    problem(send("gzip", "l"), "key-reused", 422)
+    assert len(effects.calls) == 2
+
+
 def test_a_fingerprint_is_an_option(serve: Serve, effects: Effects) -> None:
     client = serve(effects, fingerprint=lambda request, body: json.loads(body)["amount"])
     first = client.post(content=b'{"amount": 1, "at": 5}')
