@@ -21,6 +21,7 @@ from django import conf
 from django.core.exceptions import RequestDataTooBig
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, RawPostDataException
+from django.template.response import SimpleTemplateResponse
 from django.utils.module_loading import import_string
 
 from idemgate import Gate, InvalidArgument, default_gate
@@ -224,7 +225,7 @@ class _DjangoGuard:
             return None
         admission = selected if isinstance(selected, Response) else self._read_body(request, selected)
         if isinstance(admission, Response):
-            return _ADAPTER.build(admission)
+            return _ADAPTER.build(request, admission)
         request.META[MARK] = self._core.mark
         return admission
 
@@ -276,6 +277,13 @@ class _Answer(HttpResponse):  # type: ignore[misc] # Django has no types
         )
 
 
+class _RenderedAnswer(_Answer, SimpleTemplateResponse):  # type: ignore[misc] # Django has no types
+    """The answer to a request that is not routed: a test calls the view without a handler, and renders its response.
+
+    A handler would pass it to the template middleware, which has completed the stored response.
+    """
+
+
 class _DjangoAdapter:
     """Responses of Django as values."""
 
@@ -325,9 +333,11 @@ class _DjangoAdapter:
         response.add_post_render_callback(late.record)
         request.close = close_unrendered
 
-    def build(self, response: Response) -> HttpResponse:
+    def build(self, request: Any, response: Response) -> HttpResponse:
         """Return a value as a response. Fields of one name are joined, because a response of Django has one of each."""
-        built = _Answer(response.body, status=response.status)
+        kind = _RenderedAnswer if request.resolver_match is None else _Answer
+        built = kind("", status=response.status)
+        built.content = response.body
         del built["content-type"]
         for name, value in response.headers:
             built[name] = f"{built[name]}, {value}" if name in built else value

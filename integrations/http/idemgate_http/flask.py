@@ -77,7 +77,7 @@ def _run(core: HttpGuard, call: Callable[[], flask.Response]) -> flask.Response:
     except RequestEntityTooLarge:
         admission = core.refuse("body-too-large")
     if isinstance(admission, Response):
-        return _ADAPTER.build(admission)
+        return _ADAPTER.build(request, admission)
     request.environ[MARK] = core.mark
     if admission is None:
         return call()
@@ -126,7 +126,7 @@ class _FlaskAdapter:
         """Raise AssertionError: no response of Flask is rendered later."""
         raise AssertionError
 
-    def build(self, response: Response) -> flask.Response:
+    def build(self, request: Any, response: Response) -> flask.Response:  # noqa: ARG002
         """Return a value as a response."""
         return flask.Response(response.body, response.status, list(response.headers))
 

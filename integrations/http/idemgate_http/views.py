@@ -44,8 +44,8 @@ class Adapter(Protocol[R]):
         """Let the response call `late` when it is rendered, and the request when it ends without that."""
         ...
 
-    def build(self, response: Response) -> R:
-        """Return the framework's response."""
+    def build(self, request: Any, response: Response) -> R:
+        """Return the framework's response to a request."""
         ...
 
 
@@ -105,7 +105,7 @@ class _ViewRun(Generic[R]):
             self._adapter.defer(self._admission.request.raw, self._response[0], late)
             return self._response[0]
         if (answer := self._core.answer(verdict)) is not None:
-            return self._adapter.build(answer)
+            return self._adapter.build(self._admission.request.raw, answer)
         if self._error is not None:
             raise self._error
         return self._response[0]

@@ -423,7 +423,7 @@ def test_fields_of_one_name_are_joined_in_a_replay(configure: Any, gate: Gate) -
     from idemgate_http.django import _ADAPTER
     from idemgate_http.response import Response
 
-    built = _ADAPTER.build(Response(200, (("link", "<a>"), ("link", "<b>"))))
+    built = _ADAPTER.build(post(), Response(200, (("link", "<a>"), ("link", "<b>"))))
     assert (built["link"], built.get("content-type")) == ("<a>, <b>", None)
 
 

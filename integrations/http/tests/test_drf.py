@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ with override_settings(REST_FRAMEWORK=REST):
     from rest_framework.decorators import api_view
     from rest_framework.exceptions import ValidationError
     from rest_framework.response import Response
-    from rest_framework.test import APIClient
+    from rest_framework.test import APIClient, APIRequestFactory
     from rest_framework.views import APIView
     from rest_framework.viewsets import ViewSet
 
@@ -191,6 +192,25 @@ def test_an_answer_that_cannot_be_rendered_is_an_error_of_the_app(shop: Shop, ga
         client.post(f"/{place}/", '{"amount": 5}', **options)
     assert gate.counters["http.released"] == 1
     assert client.post(f"/{place}/", '{"amount": 5}', **options).json() == {"payment": 2}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_test_may_call_a_view_and_render_what_it_returns(shop: Shop, place: str) -> None:
+    """As the documentation of Django REST framework tests a view: without the handler, which renders."""
+    view = next(one.callback for one in shop.urls().urlpatterns if place in str(one.pattern))
+    rendered: list[bytes] = []
+
+    def send(amount: int = 5) -> Any:
+        request = APIRequestFactory().post("/pay", {"amount": amount}, format="json", headers={"idempotency-key": "k"})
+        response = view(request)
+        response.add_post_render_callback(lambda response: rendered.append(response.content))  # as decorators do
+        assert response.render() is response
+        return response.status_code, response.is_rendered, json.loads(response.content).get("payment")
+
+    assert [send(), send(), send(6)] == [(202, True, 1), (202, True, 1), (422, True, None)]
+    assert len(rendered) == 3
+    replay = view(APIRequestFactory().post("/pay", {"amount": 5}, format="json", headers={"idempotency-key": "k"}))
+    assert pickle.loads(pickle.dumps(replay)).content == replay.content  # as caches do
 
 
 def test_a_key_stays_claimed_until_its_answer_is_rendered_or_its_lease_ends(
