@@ -116,6 +116,14 @@ def _is_method(func: FunctionType) -> bool:
     return first in (("self",), ("cls",)) or (in_class and (not first or "req" not in first[0].lower()))
 
 
+def _check_request(view: Any, request: object) -> None:
+    """Raise InvalidArgument for a method that gets its object first. Its decorator hid that from `_refuse_method`."""
+    if not isinstance(request, HttpRequest) and not hasattr(request, "META"):  # Django REST framework has its own class
+        fix = "On a method write @method_decorator(idempotent)"
+        problem = f"it was called with a {type(request).__name__} in the place of the request"
+        raise InvalidArgument("view", getattr(view, "__qualname__", view), problem, fix)
+
+
 def _unwrap(view: Any) -> Iterator[Any]:
     """Yield a view and the functions that it wraps. What `as_view` returns wraps a method that it calls itself."""
     yield view
@@ -147,13 +155,15 @@ def _decorate(view: Callable[..., Any], given: dict[str, Any], guards: _Guards) 
 
         @functools.wraps(view)
         async def call_guarded_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            _check_request(view, request)
             return await guard.run_async(request, functools.partial(view, request, *args, **kwargs))
 
         return call_guarded_async
 
     @functools.wraps(view)
     def call_guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return guard.run(request, functools.partial(_make_atomic(view, exempt.named), request, *args, **kwargs))
+        _check_request(view, request)
+        return guard.run(request, functools.partial(view, request, *args, **kwargs), exempt.named)
 
     # Django would commit after the guard has stored the response. `_make_atomic` commits before.
     exempt = _Exempt(connections.settings)
@@ -177,12 +187,18 @@ class _Exempt(set[str]):
         self.named.add(alias)
 
 
-def _make_atomic(view: Callable[..., Any], exempt: set[str]) -> Callable[..., Any]:
-    """Return the view in the transactions that ATOMIC_REQUESTS asks for, as Django's handler does."""
+def _make_atomic(view: Callable[[], Any], exempt: set[str], is_guarded: bool) -> Callable[[], Any]:
+    """Return the view in the transactions that ATOMIC_REQUESTS asks for, as Django's handler does.
+
+    Without a response to store a view may be in one already: a guard around it stores the response after the commit,
+    or none does.
+    """
     for alias, database in connections.settings.items():
         if database["ATOMIC_REQUESTS"] and alias not in exempt:
             blocks = connections[alias].atomic_blocks
             if blocks and not blocks[-1]._from_testcase:  # a TestCase of Django runs in a transaction
+                if not is_guarded:
+                    continue
                 raise RuntimeError(
                     f"idemgate: this view runs in a transaction of the database {alias!r} (ATOMIC_REQUESTS), which "
                     "would commit after the response is stored. Put @idempotent above @api_view, wrap all of it in "
@@ -201,12 +217,17 @@ class _DjangoGuard:
         self._core = HttpGuard(gate, cast("ShieldOptions", options), ShieldOptions)
         self._outliving = Outliving(self._core)
 
-    def run(self, request: HttpRequest, view: Callable[[], Any]) -> Any:
-        """Return the response to a request: refused, replayed, or that of the view."""
+    def run(self, request: HttpRequest, view: Callable[[], Any], exempt: set[str] | None = None) -> Any:
+        """Return the response to a request: refused, replayed, or that of the view.
+
+        `exempt` names the databases without ATOMIC_REQUESTS for this view. None: Django begins the transactions.
+        """
         admission = self._admit(request)
-        if isinstance(admission, Admission):
-            return run_view(self._core, admission, _ADAPTER, view)
-        return view() if admission is None else admission
+        if admission is not None and not isinstance(admission, Admission):
+            return admission
+        if exempt is not None:
+            view = _make_atomic(view, exempt, admission is not None)
+        return view() if admission is None else run_view(self._core, admission, _ADAPTER, view)
 
     async def run_async(self, request: HttpRequest, view: Callable[[], Awaitable[Any]]) -> Any:
         """Return the response to a request; see `run`."""

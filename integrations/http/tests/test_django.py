@@ -15,21 +15,25 @@ from typing import Any
 
 import httpx
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
 from django.db import connections, transaction
 from django.http import Http404, HttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import RequestFactory, override_settings
+from django.urls import re_path
+from django.utils.decorators import method_decorator
 from django.views import View
 from idemgate_http import IdempotencyKey
 from idemgate_http.django import IdempotencyKeyMiddleware, idempotent
+from idemgate_http.wsgi import IdempotencyKeyWSGI
 
 from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock
-from integrations.http.tests.apps import Answer, django_app, setup_django
+from integrations.http.tests.apps import MIDDLEWARE, Answer, django_app, setup_django
 
 SHOP = Path(__file__).with_name("shop.py")
 setup_django()
@@ -247,6 +251,72 @@ def test_a_method_inside_the_transaction_of_its_request_is_refused(configure: An
             pay(post())
         # Then nothing was stored
         assert pay(post()).content == b"paid"
+
+
+@pytest.mark.parametrize("place", ["middleware", "wrapped", "both", "outside"])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_the_inner_one_of_two_guards_passes_on_inside_a_transaction(
+    configure: Any, gate: Gate, place: str, is_async: bool
+) -> None:
+    configure()
+    seen: list[bool] = []
+
+    class Pay(View):
+        @method_decorator(idempotent)
+        def post(self, request: Any) -> HttpResponse:
+            seen.append(connections["default"].in_atomic_block)
+            return HttpResponse(f"{len(seen)}", status=201, headers={"content-length": "1"})
+
+    # Given ATOMIC_REQUESTS, and a guard around the transaction of a method that has one of its own
+    view = idempotent(Pay.as_view()) if place in ("wrapped", "both") else Pay.as_view()
+    urls = type("Urls", (), {"urlpatterns": [re_path("", view)]})
+    middleware = [MIDDLEWARE] if place in ("middleware", "both") else []
+    with override_atomic(), override_settings(ROOT_URLCONF=urls, MIDDLEWARE=middleware):
+        app: Any = ASGIHandler() if is_async else WSGIHandler()
+        if place == "outside":
+            guard: Any = IdempotencyKey if is_async else IdempotencyKeyWSGI
+            app = guard(app, gate=gate, single_tenant=True)
+        transport = httpx.ASGITransport(app) if is_async else httpx.WSGITransport(app)
+        # When a request is sent twice, and once without the header
+        answers = [
+            await handle(transport, httpx.Request("POST", "http://shop/", headers=headers))
+            for headers in ({"idempotency-key": "k"}, {"idempotency-key": "k"}, {})
+        ]
+    # Then each runs once, in a transaction
+    assert answers == [(201, b"1", None), (201, b"1", "true"), (201, b"2", None)]
+    assert seen == [True, True]
+    await gate.aio.close()
+
+
+async def handle(transport: Any, request: httpx.Request) -> Any:
+    """Return status, body and mark of an answer."""
+    if isinstance(transport, httpx.AsyncBaseTransport):
+        answer = await transport.handle_async_request(request)
+        await answer.aread()
+    else:
+        answer = await asyncio.to_thread(transport.handle_request, request)
+        answer.read()
+    return answer.status_code, answer.content, answer.headers.get("idempotent-replayed")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_method_behind_a_decorator_that_hides_it_fails_with_the_fix(configure: Any, is_async: bool) -> None:
+    configure()
+
+    def hide(func: Any) -> Any:
+        def call(*args: Any) -> Any:
+            return func(*args)
+
+        return markcoroutinefunction(call) if is_async else call
+
+    class Pay(View):
+        @idempotent
+        @hide
+        def post(self, request: Any) -> None: ...
+
+    with pytest.raises(InvalidArgument, match=r"(?s)call.*a Pay in the place of the request.*method_decorator"):
+        answer = Pay().post(post())
+        await answer
 
 
 def test_a_view_that_raises_rolls_back(configure: Any) -> None:
