@@ -40,9 +40,9 @@ from idemgate.guard.callback import OnFailure, OnVerdict, wrap_callback
 from idemgate.guard.claim import BaseClaim, Claim, claim_request, claim_requests
 from idemgate.guard.claims import Record
 from idemgate.guard.context import build_guard_context
-from idemgate.guard.decide import cancel, forget, inspect, mark_call, mark_calls, resolve
 from idemgate.guard.decorator import OnceFunction, decorate
 from idemgate.guard.guard import Guard
+from idemgate.guard.manage import cancel, forget, inspect, mark_call, mark_calls, resolve
 from idemgate.guard.options import ClaimOptions, GuardOptions, NoSkipOptions, check_choice, once_options, split_bare
 from idemgate.store.context import Context
 from idemgate.store.durability import DurabilityOption, parse_durability

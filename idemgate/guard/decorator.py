@@ -23,8 +23,8 @@ from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.call import COUNTER_NAMES, run, run_async, run_without_key, run_without_key_async, runs_without_key
 from idemgate.guard.claims import Record
 from idemgate.guard.context import DoneCache, GuardContext, build_guard_context
-from idemgate.guard.decide import forget, inspect
 from idemgate.guard.judge import judge
+from idemgate.guard.manage import forget, inspect
 from idemgate.guard.options import GuardOptions, OnceOptions
 from idemgate.guard.request import Account, Duplicate, Request, build_request
 from idemgate.guard.sink.refusals import check_flavour

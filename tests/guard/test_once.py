@@ -11,7 +11,7 @@ import pytest
 from idemgate import AlreadyDone, AlreadyInProgress, Gate, InvalidArgument, KeyReused, current
 from idemgate.errors import NoCurrentExecution, ReplayedFailure, ResultUnavailable
 from idemgate.guard import call
-from idemgate.guard.decide import Decision
+from idemgate.guard.manage import Decision
 from idemgate.testing import Clock
 
 Stored = Callable[[], dict[bytes, bytes]]

@@ -12,7 +12,7 @@ import pytest
 from idemgate import Gate, InvalidArgument
 from idemgate.core.calls import Call
 from idemgate.errors import NotConfigured, NotDurable, ServerRejected
-from idemgate.guard.decide import mark_calls
+from idemgate.guard.manage import mark_calls
 from idemgate.lua import names, script, source
 from idemgate.store.clients import SOCKET_TIMEOUT
 from idemgate.store.durability import parse_durability

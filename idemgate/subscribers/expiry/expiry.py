@@ -31,7 +31,7 @@ from idemgate.core.scopes import mark_registered
 from idemgate.core.validation import check_int, is_async, refuse_unfinished
 from idemgate.errors import AlreadyInProgress, InvalidArgument
 from idemgate.guard.claim import AioClaim, Claim, claim_request
-from idemgate.guard.decide import forget
+from idemgate.guard.manage import forget
 from idemgate.guard.options import ClaimOptions
 from idemgate.guard.request import Request
 from idemgate.store.context import Context
