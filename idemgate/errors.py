@@ -467,7 +467,8 @@ class Overloaded(Retry):
 class DownstreamUnavailable(Retry):
     """Raised by a handler because a downstream service cannot be reached, whatever the message is.
 
-    The message is deferred, and the attempt does not count. The worker takes no more messages of the topic until
+    The message is deferred, and the attempt does not count. Nor does it count in a guard (`max_attempts`), unless its
+    `on_error` keeps the key or stores the failure. The worker takes no more messages of the topic until
     `delay` or the topic's backoff has passed. Then one delivery at a time tests the service, until one succeeds. A
     subscriber of a stream or list waits for `delay` or its `reclaim`.
     """

@@ -272,7 +272,8 @@ class Gate:
             retry: a tenacity policy for attempts inside one claim. Once the lease is known to be lost, no other attempt
                 starts, and LeaseLost is raised.
             max_attempts: starts of a key without success before AttemptsExhausted. None: no limit. The count restarts
-                if no attempt follows within `retention`.
+                if no attempt follows within `retention`. A run that releases its key does not count if it raised
+                DownstreamUnavailable, StoreUnavailable, AlreadyInProgress or LeaseLost: it is not the run's fault.
             at_most_once: mark the key before the run, in one round trip. There is no lease, no result and no second
                 attempt after a failure.
             lease: how long a claim is valid without a heartbeat. Heartbeats renew it while the function runs. Make it

@@ -23,9 +23,12 @@ from idemgate.errors import (
     ResultUnavailable,
     Retry,
     StoreError,
+    StoreUnavailable,
 )
 
-__all__ = ["HANDLED", "Action", "Outcome", "Step", "Verdict", "choose_step", "judge_error", "verdict_of"]
+__all__ = [
+    "HANDLED", "UNCOUNTED", "Action", "Outcome", "Step", "Verdict", "choose_step", "judge_error", "verdict_of",
+]  # fmt: skip
 
 log = logging.getLogger("idemgate.once")
 R = TypeVar("R")
@@ -39,6 +42,8 @@ _PERMANENT = (
     Bury, InvalidArgument, KeyReused, ReplayedFailure, OutcomeUnknown, AttemptsExhausted, DecodeError,
 )  # fmt: skip
 """Errors that each further delivery of the message would raise again."""
+UNCOUNTED = (DownstreamUnavailable, StoreUnavailable, AlreadyInProgress, LeaseLost)
+"""Errors that are not the fault of the run that raises them: it counts as no attempt of its key."""
 
 
 class Verdict(NamedTuple, Generic[R]):

@@ -11,6 +11,7 @@ from idemgate.core.calls import PerKeyCall
 from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration
 from idemgate.core.validation import check_iterable
+from idemgate.core.verdict import UNCOUNTED
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.guard.acquire import acquire_many, acquire_many_async, renew_late, renew_late_async
 from idemgate.guard.claim import AioClaim, BaseClaim, Claim, record_block_end, renew_until_ended
@@ -114,7 +115,7 @@ class ClaimBatch(_BaseBatch[Claim]):
     ) -> None:
         try:
             if held := self._held_claims(error):
-                _, calls = build_releases(self._context, held)
+                _, calls = build_releases(self._context, held, undo=isinstance(error, UNCOUNTED))
                 outcomes = run_ends(self._context, held, calls, completes=False)
                 record_block_end(self._context, held, outcomes, error)
         finally:
@@ -156,7 +157,7 @@ class AioClaimBatch(_BaseBatch[AioClaim]):
     ) -> None:
         try:
             if held := self._held_claims(error):
-                _, calls = build_releases(self._context, held)
+                _, calls = build_releases(self._context, held, undo=isinstance(error, UNCOUNTED))
                 outcomes = await run_ends_async(self._context, held, calls, completes=False)
                 record_block_end(self._context, held, outcomes, error)
         finally:
@@ -216,13 +217,15 @@ def build_completions(
     return claims, Claims(context.namespace, context.clock).complete_each(endings, context.batch_size)
 
 
-def build_releases(context: Context, claims: Iterable[BaseClaim]) -> tuple[list[BaseClaim], list[PerKeyCall[bool]]]:
+def build_releases(
+    context: Context, claims: Iterable[BaseClaim], undo: bool = False
+) -> tuple[list[BaseClaim], list[PerKeyCall[bool]]]:
     """Return the claims of `release_many` and the calls that release them. Raise InvalidArgument."""
     checked = _check_claims(context, "claims", _CLAIMS, list(check_iterable(claims, "claims", _CLAIMS)))
     for claim in checked:
         claim._reply  # noqa: B018 - raises the error of the claim before anything is written
     releases = [(one.record[0], one.owner, one.options.retention, b"") for one in (claim._request for claim in checked)]
-    calls = Claims(context.namespace, context.clock).release_each(releases, context.batch_size, undo=False)
+    calls = Claims(context.namespace, context.clock).release_each(releases, context.batch_size, undo)
     for claim in checked:
         claim._mark_ended()
     return checked, calls

@@ -22,7 +22,7 @@ from idemgate.core.codec.storable import describe_unstored, has_other_class, ref
 from idemgate.core.keys import Key, text_of
 from idemgate.core.text import event_log, message_of, one_line
 from idemgate.core.validation import ENDED, call_async, call_blocking, refuse_unfinished
-from idemgate.core.verdict import Verdict, verdict_of
+from idemgate.core.verdict import UNCOUNTED, Verdict, verdict_of
 from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import (
     AlreadyDone,
@@ -55,7 +55,6 @@ from idemgate.guard.request import (
     KEEP,
     NOT_STORED,
     RELEASE,
-    SHARED,
     UNASKED,
     UNDO,
     VALUE,
@@ -662,7 +661,7 @@ def ending_of_failure(
             return _apply_on_error(guard.context, grant.request, error)
         record_hook_failure(guard.context, grant.request, "on_error", broken)
         error.add_note(f"idemgate released the key, because on_error failed: {type(broken).__name__}")
-        return build_ending(RELEASE)
+        return _build_release(error)
 
 
 def _apply_on_error(context: Context, request: Request, error: Exception) -> Ending:
@@ -675,10 +674,17 @@ def _apply_on_error(context: Context, request: Request, error: Exception) -> End
     if policy == "store" and request.options.sink is not None:  # its transaction is rolled back
         refusal = InvalidArgument("on_error", policy, "a sink stores no failures", "Return 'release' or 'keep'")
         record_hook_failure(context, request, "on_error", refusal)
-        return build_ending(RELEASE)
-    if policy in ("store", "share"):
-        return build_ending(FAILURE if policy == "store" else SHARED, _encode_failure(error))
-    return build_ending(KEEP if policy == "keep" else RELEASE)
+        return _build_release(error)
+    if policy == "store":
+        return build_ending(FAILURE, _encode_failure(error))
+    if policy == "keep":
+        return build_ending(KEEP)
+    return _build_release(error, _encode_failure(error) if policy == "share" else b"")
+
+
+def _build_release(error: Exception, failure: bytes = b"") -> Ending:
+    """Return the ending that releases the key after a failure. One of `UNCOUNTED` counts as no attempt."""
+    return build_ending(UNDO if isinstance(error, UNCOUNTED) else RELEASE, failure)
 
 
 def _encode_failure(error: BaseException) -> bytes:

@@ -15,6 +15,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, text_of
 from idemgate.core.text import one_line
 from idemgate.core.validation import check_iterable
+from idemgate.core.verdict import UNCOUNTED
 from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import (
     ClaimRejected,
@@ -249,10 +250,10 @@ class BaseClaim:
         record, owner, fence, retention_ms, data = self._completion(result, retention)
         return self._request.claims.complete((record,), owner, fence, retention_ms, VALUE, data)
 
-    def _build_release(self) -> Call[bool]:
-        """Build the call that releases the claim."""
-        request = self._request
-        return request.claims.release(request.record, request.owner, request.options.retention)
+    def _build_release(self, error: BaseException | None = None) -> Call[bool]:
+        """Build the call that releases the claim, after an error of its block if there is one."""
+        request, undo = self._request, isinstance(error, UNCOUNTED)
+        return request.claims.release(request.record, request.owner, request.options.retention, undo)
 
     def _build_checkpoint(self, data: object) -> Call[bool]:
         """Build the call that stores a checkpoint."""
@@ -329,7 +330,7 @@ class BaseClaim:
         """Build the call that ends the claim of a block, or None if its body has ended it or the key must be held."""
         if not self._must_end(error):
             return None
-        return self._end_with(self._build_completion(None, None) if error is None else self._build_release())
+        return self._end_with(self._build_completion(None, None) if error is None else self._build_release(error))
 
 
 class Claim(BaseClaim):

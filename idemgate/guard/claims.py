@@ -399,7 +399,7 @@ class Claims:
     def release(
         self, record: tuple[bytes, ...], owner: bytes, keep: int, undo: bool = False, failure: bytes = b""
     ) -> Call[bool]:
-        """Build a release. `undo` takes back a claim whose work never ran. Callers that waited get the `failure`."""
+        """Build a release. `undo` counts no attempt. Callers that waited get the `failure`."""
         return call("guard/release", record, (stamp(self.clock), _pack_flag(undo), owner, keep, failure), _is_ok)
 
     def release_each(self, releases: list[Release], most: int, undo: bool) -> list[PerKeyCall[bool]]:

@@ -11,16 +11,17 @@ from idemgate.guard.claims import ClaimReply, Claims, Renewal
 from idemgate.guard.options import OnceOptions
 
 __all__ = [
-    "COMPLETED", "COMPLETES", "FAILURE", "INFINITE", "KEEP", "NOT_STORED", "RELEASE", "SHARED", "UNASKED", "UNDO",
-    "VALUE", "Account", "Duplicate", "End", "Ending", "Grant", "Guards", "LocalRun", "Request", "build_ending",
+    "COMPLETED", "COMPLETES", "FAILURE", "INFINITE", "KEEP", "NOT_STORED", "RELEASE", "UNASKED", "UNDO", "VALUE",
+    "Account", "Duplicate", "End", "Ending", "Grant", "Guards", "LocalRun", "Request", "build_ending",
     "build_renewal", "build_request", "build_undo", "lease_lost_error", "log_facts",
 ]  # fmt: skip
 
 INFINITE = float("inf")
 UNASKED = ClaimReply("unasked")
 """Stands for the reply to a claim that got none."""
-VALUE, NOT_STORED, FAILURE, SHARED, RELEASE, UNDO, KEEP = b"v", b"n", b"e", b"s", b"r", b"u", b"k"
-"""The kinds of an ending. The first three complete the key, the next three release it, and KEEP leaves the claim."""
+VALUE, NOT_STORED, FAILURE, RELEASE, UNDO, KEEP = b"v", b"n", b"e", b"r", b"u", b"k"
+"""The kinds of an ending. The first three complete the key. RELEASE and UNDO release it, UNDO without counting the
+attempt. KEEP leaves the claim."""
 COMPLETES = (VALUE, NOT_STORED, FAILURE)
 Guards = Literal["lease", "mark", "process", "nothing"]
 """What keeps other callers out while the work runs. A mark is that of `at_most_once`."""

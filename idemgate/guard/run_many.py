@@ -40,6 +40,7 @@ from idemgate.guard.request import (
     COMPLETES,
     KEEP,
     RELEASE,
+    UNDO,
     Duplicate,
     End,
     Ending,
@@ -173,7 +174,7 @@ class _MessageBatch(Generic[T, R]):
     def build_ends(self) -> tuple[list[tuple[_Run[T], Ending]], list[PerKeyCall[bool]]]:
         """Return the claims to end, in the order of the calls that end them. A message that did not run is released."""
         guard, most = self.guard, self.guard.context.batch_size
-        ends: dict[bytes, list[tuple[_Run[T], Ending]]] = {kind: [] for kind in (*COMPLETES, RELEASE)}
+        ends: dict[bytes, list[tuple[_Run[T], Ending]]] = {kind: [] for kind in (*COMPLETES, RELEASE, UNDO)}
         for run in self.runs:
             if run.heartbeat is None or run.end is not None:
                 continue
@@ -181,7 +182,7 @@ class _MessageBatch(Generic[T, R]):
             if ending is None or ending[0] == KEEP:
                 run.end = End(KEEP)
             else:
-                ends[ending[0] if ending[0] in COMPLETES else RELEASE].append((run, ending))
+                ends[ending[0]].append((run, ending))
         retention, calls = guard.options.retention, list[PerKeyCall[bool]]()
         for kind in COMPLETES:
             completions = [
@@ -189,17 +190,19 @@ class _MessageBatch(Generic[T, R]):
                 for run, ending in ends[kind]
             ]
             calls += guard.claims.complete_each(completions, most, kind)
-        releases = [
-            (run.grant.request.record[0], run.grant.request.owner, retention, ending[1])
-            for run, ending in ends[RELEASE]
-        ]
-        calls += guard.claims.release_each(releases, most, undo=False)
+        for kind in (RELEASE, UNDO):
+            releases = [
+                (run.grant.request.record[0], run.grant.request.owner, retention, ending[1])
+                for run, ending in ends[kind]
+            ]
+            calls += guard.claims.release_each(releases, most, undo=kind == UNDO)
         return [one for ended in ends.values() for one in ended], calls
 
     def _decide_end(self, run: _Run[T]) -> Ending | None:
-        """Return what the end of a run stores. A message that did not run is released."""
+        """Return what the end of a run stores. A message that did not run is released, and counts as no attempt."""
         if run.position not in self.results:
-            return build_ending(KEEP if run.ran and self.guard.options.holds_interrupted else RELEASE)
+            interrupted = KEEP if self.guard.options.holds_interrupted else RELEASE
+            return build_ending(interrupted if run.ran else UNDO)
         value, error = self.results[run.position]
         if error is None:
             ending = ending_of_result(self.guard, run.grant, None, value)

@@ -10,7 +10,13 @@ import pytest
 import tenacity
 
 from idemgate import AlreadyInProgress, Gate, OutcomeUnknown, current
-from idemgate.errors import AttemptsExhausted, ReplayedFailure
+from idemgate.errors import (
+    AttemptsExhausted,
+    DownstreamUnavailable,
+    LeaseLost,
+    ReplayedFailure,
+    StoreUnavailable,
+)
 from idemgate.testing import Clock
 
 
@@ -259,6 +265,92 @@ async def test_after_max_attempts_nothing_runs_until_it_is_forgotten(face: Any, 
     assert await face.forget("x", scope="s")
     assert await handle("x") == "done at last"
     assert attempts == [1, 2, 3, 1]
+
+
+UNCOUNTED = [
+    DownstreamUnavailable("away"),
+    StoreUnavailable("the store of another gate is away", "no"),
+    AlreadyInProgress("another key", 1.0),
+    LeaseLost("another key", 1),
+]
+
+
+async def run_by(face: Any, how: str, body: Callable[[str], object], **options: Any) -> None:
+    """Run `body("x")` once, in each of the ways that there are. Raise its error, or that of the key."""
+    if how == "once":
+        await face.once(key="{key}", scope="s", **options)(lambda key: body(key))("x")
+    elif how in ("run", "run_many"):
+        guard = face.guard("s", **options)
+        verdict = await guard.run("x", body, "x") if how == "run" else (await guard.run_many([("x", "x")], body))[0]
+        if verdict.error is not None:
+            raise verdict.error
+    else:
+        async with block(face, how, scope="s", **options):
+            body("x")
+
+
+@pytest.mark.parametrize("error", UNCOUNTED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("how", ["once", "run", "run_many", "claim", "claim_many"])
+async def test_what_is_not_the_fault_of_a_run_counts_as_no_attempt(face: Any, how: str, error: Exception) -> None:
+    # Given a function that may fail twice
+    def fail(key: str) -> None:
+        raise error
+
+    # When a service that it needs is away for longer
+    for _ in range(4):
+        with pytest.raises(type(error)):
+            await run_by(face, how, fail, max_attempts=2)
+    record = await face.inspect("x", scope="s")
+    assert (record.state, record.attempts) == ("released", 0)
+    # Then it runs once the service is back
+    ran: list[str] = []
+    await run_by(face, how, ran.append, max_attempts=2)
+    assert ran == ["x"]
+
+
+async def test_a_run_that_does_not_count_keeps_its_checkpoint_and_the_attempts_before(face: Any) -> None:
+    seen: list[Any] = []
+
+    @face.once(key="{k}", max_attempts=2)
+    def handle(k: str) -> None:
+        seen.append((current().attempt, current().recovered))
+        assert current().checkpoint(len(seen))
+        raise ValueError("its own fault") if len(seen) == 1 else DownstreamUnavailable("away")
+
+    with pytest.raises(ValueError, match="its own fault"):
+        await handle("x")
+    for _ in range(2):
+        with pytest.raises(DownstreamUnavailable):
+            await handle("x")
+    assert seen == [(1, None), (2, 1), (2, 2)]
+
+
+async def test_on_error_decides_about_the_key_of_a_run_that_does_not_count(face: Any, gate: Gate) -> None:
+    def fail(key: str) -> None:
+        raise DownstreamUnavailable("away")
+
+    for how, state, attempts in (("keep", "in_progress", 1), ("store", "failed", 1), ("share", "released", 0)):
+        handle = face.once(key="{key}", scope=how, on_error=how)(fail)
+        with pytest.raises(DownstreamUnavailable):
+            await handle("x")
+        record = await face.inspect("x", scope=how)
+        assert (record.state, record.attempts) == (state, attempts)
+    # Also where the policy itself fails
+    broken = face.once(key="{key}", scope="broken", on_error=lambda error: 1 / 0)(fail)
+    with pytest.raises(DownstreamUnavailable):
+        await broken("x")
+    assert (await face.inspect("x", scope="broken")).attempts == 0
+
+
+def test_messages_that_a_batch_did_not_start_count_as_no_attempt(gate: Gate) -> None:
+    def stop(message: str) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            gate.guard("s", max_attempts=2).run_many([("a", "a"), ("b", "b")], stop)
+        assert gate.inspect("b", scope="s").attempts == 0
+        gate.forget("a", scope="s")
 
 
 # -- retry ------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import redis
 
 from idemgate import AlreadyInProgress, Gate
 from idemgate.core.waits import wait_for_wakeup
-from idemgate.errors import SharedFailure
+from idemgate.errors import DownstreamUnavailable, SharedFailure
 from idemgate.guard import call
 from idemgate.testing import Clock
 from tests.claims import claims_of
@@ -68,6 +68,24 @@ async def test_a_caller_that_waited_gets_the_failure_and_a_later_caller_runs(fac
     with pytest.raises(LookupError):
         await handle("x")
     assert ran == ["x", "x"]
+
+
+@pytest.mark.usefixtures("no_polls")
+async def test_an_outage_is_shared_and_counts_as_no_attempt(face: Any, raw: Any) -> None:
+    ran: list[str] = []
+    go, work = gated(ran, DownstreamUnavailable("away"))
+    handle = shared(face, work, max_attempts=1)
+    first = asyncio.create_task(handle("x"))
+    while not ran:
+        await asyncio.sleep(0.002)
+    second = asyncio.create_task(handle("x"))
+    await until_waiting(raw, face.gate, "x")
+    go.set()
+    with pytest.raises(DownstreamUnavailable):
+        await first
+    with pytest.raises(SharedFailure, match="away"):
+        await second
+    assert (await face.inspect("x", scope="s")).attempts == 0
 
 
 async def test_a_thousand_tasks_that_wait_for_work_that_fails_make_one_run(

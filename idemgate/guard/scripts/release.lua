@@ -3,7 +3,7 @@
 --- the callers that have waited, until the next claim. A retry with the same tokens gets the same answers.
 --- KEYS[1..] records
 --- ARGV[1] now, us, or "" for the server's
---- ARGV[2] "1" = the attempts were never started: undo their count
+--- ARGV[2] "1" = they count as no attempts: undo their count
 --- ARGV[3..] three a record: owner token; lifetime of the tombstone, ms; failure to share, or ""
 --- Returns one answer, or for several keys an array, which ends once 128 KiB were read: the rest needs another call
 ---         {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
