@@ -24,6 +24,7 @@ from idemgate import (
 )
 from idemgate.core.scopes import check_unregistered
 from idemgate.core.text import event_log, one_line
+from idemgate.core.verdict import UNCOUNTED
 from idemgate.errors import NotConfigured, ServerRejected
 from idemgate.types import Verdict, check_function, milliseconds, scope_of
 
@@ -47,14 +48,6 @@ class Settlement(NamedTuple):
     verb: Verb
     delay: float
     counter: str
-
-
-_SETTLEMENTS = {
-    "handled": Settlement("ack", 0, "handled"),
-    "duplicate": Settlement("ack", 0, "duplicate"),
-    "lost": Settlement("requeue", 0, "lost"),
-}
-"""The settlement of each outcome that needs no decision. The others are held, requeued or rejected."""
 
 
 class RetryIn(NamedTuple):
@@ -109,14 +102,15 @@ def guarded(
     | the callback returned and its completion was stored | acknowledged | `rabbitmq.handled` |
     | the message was done before | acknowledged, without a call | `rabbitmq.duplicate` |
     | another consumer runs the message | held until its claim ends | `rabbitmq.held_in_progress` |
-    | ... and still runs it after `hold` | requeued | `rabbitmq.in_progress` |
+    | ... and still runs it after `hold` | requeued without a count | `rabbitmq.in_progress` |
     | the store failed before the callback ran | held until the store answers | `rabbitmq.held_store_unavailable` |
-    | ... and still fails after `hold` | requeued | `rabbitmq.store_unavailable` |
+    | ... and still fails after `hold` | requeued without a count | `rabbitmq.store_unavailable` |
     | the callback raised `Bury`, or an error that each delivery repeats (below) | rejected | `rabbitmq.rejected` |
+    | the callback raised what is not the message's fault (below) | requeued without a count | `rabbitmq.deferred` |
     | the callback raised anything else | requeued after `pause`, or the delay of `Retry` | `rabbitmq.failed` |
     | the claim raised anything else, such as `UnexpectedData` | requeued after `pause` | `rabbitmq.failed` |
     | the store failed after the callback returned | acknowledged; a copy may run again | `rabbitmq.handled` |
-    | the callback returned after its lease was lost | requeued | `rabbitmq.lost` |
+    | the callback returned after its lease was lost | requeued without a count after `pause` | `rabbitmq.lost` |
     | no message id, same id with another body, attempts exhausted | rejected, without a call | `rabbitmq.rejected` |
     | the channel closed, or the task was cancelled | left to the broker, which redelivers | `rabbitmq.unsettled` |
 
@@ -128,9 +122,13 @@ def guarded(
     delivery repeats are those that `idemgate.verdict_of` calls "rejected": `InvalidArgument`, `KeyReused`,
     `OutcomeUnknown`, `AttemptsExhausted`, `ReplayedFailure` and `DecodeError`.
 
-    In a quorum queue every requeue counts against the delivery limit, and so does every lost channel or connection.
-    A hold counts nothing. From RabbitMQ 4.3 on, its end counts nothing either: it requeues by `basic.nack`.
-    The limit is therefore the number of failures and crashes that one message may have.
+    Not the message's fault are `DownstreamUnavailable`, and `StoreUnavailable` or `AlreadyInProgress` of another
+    guarded call. The message is requeued after `pause`, or the delay of the error.
+
+    In a quorum queue a requeue counts against the delivery limit, and so does every lost channel or connection. A hold
+    counts nothing. "Without a count" is by `basic.nack`, which RabbitMQ 4.3 and later do not count; earlier versions
+    do. The limit is therefore the number of failures and crashes that one message may have. `max_attempts` counts
+    neither a hold nor what the callback raised that is not the fault of the message.
 
     Args:
         gate: The gate whose store keeps the claims, and whose `counters` count.
@@ -339,9 +337,13 @@ class _ConsumerGuard:
             )
         if _is_store_away(verdict):
             return self._hold_or_requeue(hold, "store_unavailable", self._pause, verdict.error)
-        if (settlement := _SETTLEMENTS.get(verdict.outcome)) is not None:
-            return self._count(settlement)
-        return self._settle_failure(hold, verdict)
+        if verdict.outcome in ("handled", "duplicate"):
+            return self._count(Settlement("ack", 0, verdict.outcome))
+        # The delay uses up the hold, so that no delivery reaches the broker's consumer_timeout.
+        delay = min(verdict.delay(self._pause), hold.seconds_left)
+        if verdict.outcome == "lost":
+            return self._count(Settlement("return", delay, "lost"))
+        return self._settle_failure(hold, verdict, delay)
 
     def _hold_or_requeue(
         self, hold: MessageHold, reason: HoldReason, seconds: float, error: BaseException | None = None
@@ -349,8 +351,8 @@ class _ConsumerGuard:
         """Decide to try the claim again after `seconds`, or to requeue a message whose hold has ended."""
         if not (left := hold.seconds_left):
             log.warning(
-                "message requeued after hold scope=%s id=%r reason=%s", self._scope, hold.message_id, reason,
-                extra=self._log_facts(hold),
+                "rabbitmq.hold_ended scope=%r id=%r reason=%s", self._scope, hold.message_id, reason,
+                extra=self._log_facts(hold) | {"reason": reason},
             )  # fmt: skip
             return self._count(Settlement("return", 0, reason))
         if reason not in hold.reasons:
@@ -358,25 +360,27 @@ class _ConsumerGuard:
             self._gate.counters.add(f"rabbitmq.held_{reason}")
             log.log(
                 logging.INFO if reason == "in_progress" else logging.WARNING,
-                "message held scope=%s id=%r reason=%s%s",
+                "rabbitmq.held scope=%r id=%r reason=%s%s",
                 self._scope, hold.message_id, reason, "" if error is None else f": {one_line(error)}",
-                extra=self._log_facts(hold),
+                extra=self._log_facts(hold) | {"reason": reason},
             )  # fmt: skip
         return RetryIn(min(seconds, left))
 
-    def _settle_failure(self, hold: MessageHold, verdict: Verdict[None]) -> Settlement:
+    def _settle_failure(self, hold: MessageHold, verdict: Verdict[None], delay: float) -> Settlement:
         """Return the settlement of a message whose claim or callback raised."""
-        error, rejected = verdict.error, verdict.outcome == "rejected"
+        error = verdict.error
+        if verdict.outcome == "rejected":
+            settlement = Settlement("reject", 0, "rejected")
+        elif isinstance(error, UNCOUNTED):
+            settlement = Settlement("return", delay, "deferred")
+        else:
+            settlement = Settlement("requeue", delay, "failed")
         log.log(
-            logging.ERROR if rejected else logging.WARNING,
-            "message %s scope=%s id=%r: %s: %s", verdict.outcome, self._scope, hold.message_id,
+            logging.ERROR if settlement.verb == "reject" else logging.WARNING,
+            "rabbitmq.%s scope=%r id=%r: %s: %s", settlement.counter, self._scope, hold.message_id,
             type(error).__name__, one_line(error), extra=self._log_facts(hold), exc_info=error,
         )  # fmt: skip
-        if rejected:
-            return self._count(Settlement("reject", 0, "rejected"))
-        # The delay uses up the hold, so that no delivery reaches the broker's consumer_timeout.
-        delay = self._pause if verdict.retry_after is None else verdict.retry_after
-        return self._count(Settlement("requeue", min(delay, hold.seconds_left), "failed"))
+        return self._count(settlement)
 
     def _count(self, settlement: Settlement) -> Settlement:
         self._gate.counters.add(f"rabbitmq.{settlement.counter}")
@@ -386,8 +390,7 @@ class _ConsumerGuard:
         """Count and log a message that the guard cannot settle. The broker redelivers it."""
         self._gate.counters.add("rabbitmq.unsettled")
         log.warning(
-            "message not settled, channel closed or task cancelled scope=%s id=%r", self._scope, hold.message_id,
-            extra=self._log_facts(hold),
+            "rabbitmq.unsettled scope=%r id=%r", self._scope, hold.message_id, extra=self._log_facts(hold),
         )  # fmt: skip
 
     def _log_facts(self, hold: MessageHold) -> dict[str, object]:

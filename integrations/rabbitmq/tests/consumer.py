@@ -32,7 +32,7 @@ class HeldReporter(logging.Handler):
     """A log handler that reports held messages and drops other records."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage().startswith("message held"):
+        if record.getMessage().startswith("rabbitmq.held "):
             report("held", record.__dict__["id"])
 
 

@@ -16,7 +16,7 @@ from aio_pika.message import IncomingMessage
 from idemgate_rabbitmq import guarded
 from pika.adapters.blocking_connection import BlockingChannel
 
-from idemgate import Bury, Gate, Guard, InvalidArgument, Retry, StoreUnavailable, errors, verdict_of
+from idemgate import Bury, Gate, Guard, InvalidArgument, Retry, errors, verdict_of
 from idemgate.testing import Clock
 from tests.proxy import Proxy
 from tests.waiting import eventually
@@ -533,19 +533,66 @@ async def test_one_message_at_a_time_retries_an_unavailable_store(
     gate.close()
 
 
-async def test_a_callback_that_raises_store_unavailable_has_failed(gate: Gate, queue: Any, consume: Consume) -> None:
-    ran: list[Received] = []
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.DownstreamUnavailable("no connection"),
+        errors.StoreUnavailable("the callback's own store", "unknown"),
+        errors.AlreadyInProgress("another key", 0.02),
+        errors.LeaseLost("another key", 1),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_what_is_not_the_fault_of_a_message_counts_as_no_attempt(
+    gate: Gate, queue: Any, consume: Consume, returns: list[str], error: Exception
+) -> None:
+    ran: list[tuple[float, bool]] = []
+
+    # Given a callback that may fail twice
+    def body(received: Received) -> None:
+        ran.append((time.monotonic(), received.redelivered))
+        if len(ran) <= 4:
+            raise error
+
+    # When a service that it needs is away for longer
+    await consume(body, pause="50ms", max_attempts=2)
+    put(queue, "a")
+    # Then each time the message is requeued, after the pause and without a count, and it runs in the end
+    lost = 4 if isinstance(error, errors.LeaseLost) else 0
+    await wait_for_counts(gate, lost=lost, deferred=4 - lost, handled=1, failed=0, rejected=0, held_store_unavailable=0)
+    assert returns == ["nack"] * 4
+    assert [redelivered for _, redelivered in ran] == [False, True, True, True, True]
+    if not isinstance(error, errors.AlreadyInProgress):  # which names its own delay
+        assert ran[-1][0] - ran[0][0] >= 4 * 0.05
+
+
+async def test_the_log_records_of_a_consumer_start_with_their_event(
+    gate: Gate, queue: Any, consume: Consume, caplog: pytest.LogCaptureFixture
+) -> None:
+    raised = {
+        "deferred": errors.DownstreamUnavailable("no\nconnection"), "failed": ValueError("x"), "rejected": Bury("y"),
+    }  # fmt: skip
+    ran: list[str] = []
 
     def body(received: Received) -> None:
-        ran.append(received)
-        if len(ran) == 1:
-            raise StoreUnavailable("the callback's own store", "unknown")
+        ran.append(received.message_id)
+        if ran.count(received.message_id) == 1:
+            raise raised[received.message_id]
 
-    await consume(body, pause="20ms")
-    put(queue, "a")
-    # Then the message is requeued: a callback that ran is not retried in place
-    await wait_for_counts(gate, failed=1, handled=1, held_store_unavailable=0)
-    assert [received.redelivered for received in ran] == [False, True]
+    claim = await gate.aio.claim("held", scope="test", fingerprint=b"x")
+    with caplog.at_level("INFO", "idemgate.rabbitmq"):
+        await consume(body, pause="20ms", lease="100ms", hold="100ms")
+        for name in (*raised, "held"):
+            put(queue, name)
+        await wait_for_count(gate, "in_progress", 1)
+        await claim.complete()
+        await wait_for_counts(gate, deferred=1, failed=1, rejected=1, handled=2, duplicate=1)
+    found = {record.getMessage().split(" ")[0]: record.getMessage() for record in caplog.records}
+    assert found["rabbitmq.deferred"] == (
+        "rabbitmq.deferred scope='test' id='deferred': DownstreamUnavailable: no\\nconnection"
+    )
+    assert found["rabbitmq.held"] == "rabbitmq.held scope='test' id='held' reason=in_progress"
+    assert found.keys() == {f"rabbitmq.{event}" for event in (*raised, "held", "hold_ended")}
 
 
 async def test_the_delay_of_a_retry_ends_with_the_hold(gate: Gate, queue: Any, consume: Consume) -> None:
