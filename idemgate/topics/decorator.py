@@ -19,6 +19,7 @@ from idemgate.core.codec.storable import has_other_class
 from idemgate.core.durations import Duration
 from idemgate.core.key_template import KeySpec, compile_key
 from idemgate.core.keys import Key
+from idemgate.core.pickling import PickledByName
 from idemgate.core.scopes import scope_of
 from idemgate.core.validation import check_function, is_async, type_hints
 from idemgate.errors import DecodeError, InvalidArgument, PartialFailure
@@ -45,7 +46,7 @@ class TriggerOptions(TypedDict, total=False):
     event_id: Key | None
 
 
-class MergedFunction(Generic[P, R]):
+class MergedFunction(PickledByName, Generic[P, R]):
     """A function behind a topic.
 
     Calling it calls the function directly. `trigger` takes the same arguments and lets a worker call the function
@@ -65,6 +66,7 @@ class MergedFunction(Generic[P, R]):
         origin: MergedFunction[P, R] | None = None,
     ) -> None:
         functools.update_wrapper(self, func)
+        self._init_finder()
         self.topic = topic
         self._func = func
         self._key = key
@@ -73,10 +75,10 @@ class MergedFunction(Generic[P, R]):
         self._event_id = event_id
         self._origin = origin
 
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         """Let pickle store the name, as that of any function, and the options of `with_options`."""
         if self._origin is None:
-            return self.__qualname__  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+            return super().__reduce_ex__(protocol)
         return _with_options, (self._origin, self._options)
 
     def __copy__(self) -> Self:

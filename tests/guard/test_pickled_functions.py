@@ -128,6 +128,15 @@ def test_a_function_inside_a_function_is_refused_as_others_are() -> None:
             pickle.dumps(func)
 
 
+def test_a_function_without_a_name_is_refused() -> None:
+    nameless = gate.merge("{k}", name="nameless")(functools.partial(lambda end, k: k, ""))
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises((pickle.PicklingError, AttributeError)):
+            pickle.dumps(nameless, protocol)
+    with pytest.raises(pickle.PicklingError, match="'MergedFunction' by value"):
+        cloudpickle.dumps(nameless)
+
+
 @gate.once(key="{k}", on_store_error="run")
 def fail(k: str) -> None:
     raise {
@@ -230,6 +239,9 @@ aio = gate.aio
 @gate.once(key="{k}", scope="s")
 def guarded(k): ...
 
+@gate.merge("{k}", name="m")
+def merged(k): ...
+
 def plain(k):
     with gate.claim(k) as claim:
         return claim.state
@@ -238,16 +250,17 @@ async def awaiting(k):
     async with aio.claim(k) as claim:
         return claim.state
 
-for refused in (guarded, lambda: guarded("1")):
+objects = (merged, merged.with_options(delay=1), merged.aio)
+for refused in (guarded, lambda: guarded("1"), *objects, lambda: merged.trigger("1")):
     try:
         cloudpickle.dumps(refused)
     except Exception as error:
-        assert "scope 's' by value" in str(error), error
+        assert "scope 's' by value" in str(error) or "'merged' by value" in str(error), error
     else:
-        raise AssertionError
+        raise AssertionError(refused)
 sys.stdout.buffer.write(cloudpickle.dumps([plain, lambda k: asyncio.run(awaiting(k))]))
 """
-"""A program whose functions use a gate, and whose guarded function is its own."""
+"""A program whose functions use a gate, and whose guarded and merged functions are its own."""
 
 
 def test_functions_of_a_program_carry_their_gate_to_other_processes(url: str, namespace: str) -> None:
@@ -259,6 +272,33 @@ def test_functions_of_a_program_carry_their_gate_to_other_processes(url: str, na
         for _ in range(2)
     ]
     assert states == [b"['started', 'started']\n", b"['done', 'done']\n"]
+
+
+SPAWN = """
+from multiprocessing import get_context
+from idemgate import Gate
+
+gate = Gate("redis://nowhere:1", timeout="1ms")
+
+@gate.once(key="{k}", on_store_error="run")
+def guarded(k):
+    return f"guarded {k}"
+
+@gate.merge("{k}")
+def merged(k):
+    return f"merged {k}"
+
+if __name__ == "__main__":
+    with get_context("spawn").Pool(1) as pool:
+        print([pool.apply(func, ("1",)) for func in (guarded, merged, merged.with_options(delay=1))])
+"""
+
+
+def test_functions_of_a_program_pass_to_its_own_child_processes(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SPAWN)
+    program = [sys.executable, str(tmp_path / "program.py")]
+    printed = subprocess.run(program, capture_output=True, check=True, timeout=60, text=True).stdout
+    assert printed == "['guarded 1', 'merged 1', 'merged 1']\n"
 
 
 def test_a_gate_travels_as_what_it_was_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

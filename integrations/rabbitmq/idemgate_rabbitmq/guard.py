@@ -22,6 +22,7 @@ from idemgate import (
     InvalidArgument,
     StoreUnavailable,
 )
+from idemgate.core.pickling import PickledByName
 from idemgate.core.scopes import check_unregistered
 from idemgate.core.text import event_log, one_line
 from idemgate.core.verdict import UNCOUNTED
@@ -161,18 +162,16 @@ def guarded(
         _check_parameters(func, ("message",) if is_async else ("channel", "method", "properties", "body"))
         guard = _ConsumerGuard(gate, func, scope, options, pause_seconds, hold_seconds)
         consume = guard.consume_aio if is_async else guard.consume_blocking
-        return cast(F, functools.update_wrapper(_Callback(consume), func))
+        callback = _Callback(consume)
+        functools.update_wrapper(callback, func)
+        callback._init_finder()
+        return cast(F, callback)
 
     return decorate
 
 
-class _Callback(functools.partial[Any]):
+class _Callback(PickledByName, functools.partial[Any]):
     """A guarded callback. Pickle stores its name, as that of any function."""
-
-    __qualname__: str
-
-    def __reduce__(self) -> Any:
-        return self.__qualname__
 
 
 class _ChannelClosed(Exception):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
 import aio_pika
+import cloudpickle
 import pika
 import pytest
 from aio_pika.message import IncomingMessage
@@ -672,6 +675,24 @@ def test_a_guarded_callback_keeps_its_name(gate: Gate) -> None:
 
     assert on_message.__name__ == "on_message"
     assert on_message.__doc__ == "Of mails."
+
+
+@guarded(Gate("redis://nowhere:1"), scope="test")
+async def of_module(message: Any) -> None: ...
+
+
+def test_a_guarded_callback_is_pickled_by_its_name(gate: Gate) -> None:
+    @guarded(gate, scope="test")
+    async def on_message(message: Any) -> None: ...
+
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(of_module, protocol)) is of_module
+    assert cloudpickle.loads(cloudpickle.dumps(of_module)) is of_module
+    assert copy.copy(of_module) is copy.deepcopy(of_module) is of_module
+    # cloudpickle would copy a function without a module
+    for each in (on_message, lambda: on_message):
+        with pytest.raises(pickle.PicklingError, match="on_message' by value"):
+            cloudpickle.dumps(each)
 
 
 @pytest.mark.parametrize(
