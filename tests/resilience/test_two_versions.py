@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate
+from idemgate import Gate, lua
 from idemgate.core import calls
 from idemgate.guard import claims
 from idemgate.lua import Script, script
@@ -41,6 +41,7 @@ def test_calls_of_two_versions_share_what_is_stored(
         return drawn.choice(versions[name])
 
     monkeypatch.setattr(calls, "script", either)
+    monkeypatch.setattr(lua, "script", either)
     monkeypatch.setattr(claims, "script", either)
     clock, ran, handled = Clock(), list[str](), list[int]()
     with Gate(url, namespace=namespace, clock=clock) as gate:
