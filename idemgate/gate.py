@@ -302,8 +302,8 @@ class Gate:
         The guarded function raises its own errors, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable,
         ReplayedFailure, SharedFailure, OutcomeUnknown, AttemptsExhausted and StoreError. LeaseLost means that the
         lease had nearly ended before the function, or an attempt of `retry`, could start. With `on_lost="raise"` it
-        also means that the function has run. With an option "skip" or `at_most_once`
-        it may return None, and its return type is `R | None`.
+        also means that the function has run. With an option "skip" or `at_most_once` it may return None, and its
+        return type is `R | None`.
         """
         func, key = split_bare("once", bare, key)
         checked = once_options(self.context.codec, "once", scope, options)

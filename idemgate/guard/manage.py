@@ -13,9 +13,7 @@ from idemgate.errors import AlreadyInProgress, InvalidArgument
 from idemgate.guard.claims import Claims, Record, register_retention
 from idemgate.store.context import Context
 
-__all__ = [
-    "cancel", "forget", "inspect", "mark_call", "mark_calls", "resolve",
-]  # fmt: skip
+__all__ = ["cancel", "forget", "inspect", "mark_call", "mark_calls", "resolve"]
 
 Reply = tuple[str, int]
 """A status word, and the ms that are left of a live owner's lease."""

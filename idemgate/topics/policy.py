@@ -304,7 +304,7 @@ def merge_declarations(known: Policy, declared: Policy) -> Policy:
 
 
 _LOCAL = ("lease", "max_attempts", "dead_retention", "max_dead_letters", "adaptive", "retry_penalty")
-"""Options that are not stored."""
+"""Options that are not stored. The backoff is merged apart."""
 
 
 def diff_policies(stored: bytes, asked: bytes) -> tuple[dict[str, object], dict[str, object]]:

@@ -30,6 +30,17 @@ async def until_waiting(raw: Any, gate: Gate, key: str, callers: int = 1) -> Non
         await asyncio.sleep(0.002)
 
 
+async def call_twice(raw: Any, gate: Gate, ran: list[str], go: threading.Event, make: Callable[[], Any]) -> Any:
+    """Call what runs, and a second time while that runs. Let the run end once the second call waits for it."""
+    first = asyncio.create_task(make())
+    while not ran:
+        await asyncio.sleep(0.002)
+    second = asyncio.create_task(make())
+    await until_waiting(raw, gate, "x")
+    go.set()
+    return first, second
+
+
 def gated(ran: list[str], error: BaseException) -> tuple[threading.Event, Callable[[str], str]]:
     """A function that fails with `error` once the event is set."""
     go = threading.Event()
@@ -51,12 +62,7 @@ async def test_a_caller_that_waited_gets_the_failure_and_a_later_caller_runs(fac
     ran: list[str] = []
     go, work = gated(ran, LookupError("no item 7"))
     handle = shared(face, work)
-    first = asyncio.create_task(handle("x"))
-    while not ran:
-        await asyncio.sleep(0.002)
-    second = asyncio.create_task(handle("x"))
-    await until_waiting(raw, face.gate, "x")
-    go.set()
+    first, second = await call_twice(raw, face.gate, ran, go, lambda: handle("x"))
     with pytest.raises(LookupError, match="no item 7"):
         await first
     with pytest.raises(SharedFailure) as refused:
@@ -75,12 +81,7 @@ async def test_an_outage_is_shared_and_counts_as_no_attempt(face: Any, raw: Any)
     ran: list[str] = []
     go, work = gated(ran, DownstreamUnavailable("away"))
     handle = shared(face, work, max_attempts=1)
-    first = asyncio.create_task(handle("x"))
-    while not ran:
-        await asyncio.sleep(0.002)
-    second = asyncio.create_task(handle("x"))
-    await until_waiting(raw, face.gate, "x")
-    go.set()
+    first, second = await call_twice(raw, face.gate, ran, go, lambda: handle("x"))
     with pytest.raises(DownstreamUnavailable):
         await first
     with pytest.raises(SharedFailure, match="away"):
@@ -160,12 +161,7 @@ async def test_a_callable_chooses_for_each_exception(face: Any, raw: Any, error:
     ran: list[str] = []
     go, work = gated(ran, error)
     handle = shared(face, work, on_error=lambda e: "share" if isinstance(e, ValueError) else "release")
-    first = asyncio.create_task(handle("x"))
-    while not ran:
-        await asyncio.sleep(0.002)
-    second = asyncio.create_task(handle("x"))
-    await until_waiting(raw, face.gate, "x")
-    go.set()
+    first, second = await call_twice(raw, face.gate, ran, go, lambda: handle("x"))
     with pytest.raises(type(error), match="1"):
         await first
     with pytest.raises(SharedFailure if starts == 1 else LookupError):
@@ -252,12 +248,7 @@ async def test_a_caller_of_exhausted_attempts_gets_the_failure_that_it_waited_fo
     ran: list[str] = []
     go, work = gated(ran, ValueError("1"))
     handle = shared(face, work, max_attempts=1)
-    first = asyncio.create_task(handle("x"))
-    while not ran:
-        await asyncio.sleep(0.002)
-    second = asyncio.create_task(handle("x"))
-    await until_waiting(raw, face.gate, "x")
-    go.set()
+    first, second = await call_twice(raw, face.gate, ran, go, lambda: handle("x"))
     with pytest.raises(ValueError, match="1"):
         await first
     with pytest.raises(SharedFailure):
@@ -273,12 +264,7 @@ async def test_the_verdict_on_a_shared_failure_is_failed(face: Any, raw: Any, ma
     async def run() -> Any:
         return (await guard.run_many([("x", "x")], work))[0] if many else await guard.run("x", work, "x")
 
-    first = asyncio.create_task(run())
-    while not ran:
-        await asyncio.sleep(0.002)
-    second = asyncio.create_task(run())
-    await until_waiting(raw, face.gate, "x")
-    go.set()
+    first, second = await call_twice(raw, face.gate, ran, go, run)
     failed, verdict = await first, await second
     assert (failed.outcome, failed.action, failed.ran, type(failed.error)) == ("failed", "retry", True, ValueError)
     assert (verdict.outcome, verdict.action, verdict.ran, verdict.attempt) == ("failed", "retry", False, 1)

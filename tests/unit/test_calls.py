@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Generator
+
 import pytest
 
-from idemgate.core.calls import Incomplete, PerKeyCall
+from idemgate.core.calls import Incomplete, PerKeyCall, run_plan, run_plan_async
 from idemgate.errors import DecodeError, UnexpectedData
 from idemgate.lua import script
 
@@ -42,3 +45,27 @@ def test_an_answer_about_no_key_is_none_of_ours() -> None:
     for reply in ([], 7, None):
         with pytest.raises(DecodeError):
             call().answer(reply)
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+def test_a_plan_whose_request_fails_has_ended_when_the_caller_gets_the_error(awaiting: bool) -> None:
+    ended: list[str] = []
+
+    def plan() -> Generator[str, str, None]:
+        try:
+            yield "request"
+        finally:
+            ended.append("plan")
+
+    def fail(_: str) -> str:
+        raise ConnectionError
+
+    async def fail_later(_: str) -> str:
+        raise ConnectionError
+
+    try:
+        asyncio.run(run_plan_async(plan(), fail_later)) if awaiting else run_plan(plan(), fail)
+    except ConnectionError:  # whose traceback keeps the plan alive
+        assert ended == ["plan"]
+    else:
+        pytest.fail("no error")

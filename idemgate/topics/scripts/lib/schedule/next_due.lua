@@ -29,8 +29,7 @@ local function earliest_due(K)
 end
 
 -- Publish a hint to sleeping workers if `due` is earlier than everything else. The channel is the name of the
--- `scheduled` key. Without the hint
--- the next poll finds it.
+-- `scheduled` key. Without the hint the next poll finds the message.
 local function publish_hint(K, head, due)
   if due and (not head or due < head) then
     redis.pcall("PUBLISH", K.scheduled, string.format("%.0f", due))

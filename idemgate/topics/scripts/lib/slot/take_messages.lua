@@ -126,7 +126,7 @@ local function load_admission(K, p, ranked, checked)
   return new_admission(K, p, ranked, checked)
 end
 
--- Move due messages into the ready set (rank_due).
+-- Move due messages into the ready set. Return what `rank_due` returns.
 local function rank_ready(K, p, now_ms)
   --- @include "topics/lib/schedule/rank"
   redis.call("HDEL", K.meta, "") -- see `take_messages`
