@@ -39,19 +39,20 @@ def wait_for(happens: Callable[[], object], within: float = 60.0) -> None:
 @cache
 def _first_port() -> int:
     """The first of 100 ports that no other process of the tests takes: each holds the lock of its ports to its end."""
-    for n in range(125):
-        number = (os.getpid() + n) % 125
+    for n in range(100):
+        number = (os.getpid() + n) % 100
         lock = os.open(Path(tempfile.gettempdir()) / f"idemgate-test-ports-{number}", os.O_CREAT | os.O_RDWR, 0o666)
         with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return 10_000 + number * 100
         os.close(lock)
-    raise AssertionError("125 processes of tests run at once")
+    raise AssertionError("100 processes of tests run at once")
 
 
 def unused_ports(n: int) -> list[int]:
-    """Ports that were free a moment ago. A cluster bus listens 10,000 above its port, and both are below 32,768, where
-    the ports begin that systems give to connections: one of those would be in the way."""
+    """Ports that were free a moment ago. The bus of a cluster's node listens 10,000 above the node's port, where no
+    process of the tests takes a port. Both are below 32,768, where the ports begin that systems give to connections.
+    """
     with ExitStack() as open_:
         found: list[int] = []
         port = _first_port()

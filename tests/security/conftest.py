@@ -20,7 +20,7 @@ async def faces(
     gates: list[Gate] = []
 
     def make(*roles: str, **options: Any) -> Face:
-        gates.append(Gate(users(*roles, **options), namespace=namespace, clock=clock, timeout="2s"))
+        gates.append(Gate(users(*roles, **options), namespace=namespace, clock=clock, timeout="30s"))
         return Face(gates[-1], request.param == "awaiting")
 
     yield make

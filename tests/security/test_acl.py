@@ -198,7 +198,7 @@ async def test_who_asks_for_durability_is_not_refused(users: Callable[..., str],
     # Given a server without replicas, Then it is the server that cannot, and not the user that may not
     url = users("guard", durable=True)
     with (
-        Gate(url, namespace=gate.namespace, clock=clock, timeout="1s", durability=1) as theirs,
+        Gate(url, namespace=gate.namespace, clock=clock, timeout="30s", durability=1) as theirs,
         pytest.raises(IdemgateError, match="0 of 1 replicas"),
     ):
         theirs.first("k", "1h")
@@ -448,7 +448,7 @@ def test_what_a_role_may_not_do_changes_nothing(
     before, saved = stored(raw, namespace), dumped(raw, namespace)
     outcomes: dict[str, set[str]] = {}
     n = 0
-    with Gate(users(role), namespace=namespace, clock=clock, timeout="2s") as theirs:
+    with Gate(users(role), namespace=namespace, clock=clock, timeout="30s") as theirs:
         for call in scene.calls:
             # When it makes any call that there is
             refused = refusal(theirs, call)
@@ -486,7 +486,7 @@ def test_no_role_has_more_than_its_keys_and_commands(role: str, users: Callable[
 
 def test_a_user_of_one_namespace_does_not_reach_another(users: Callable[..., str], namespace: str) -> None:
     # Given a user of everything in a namespace whose name begins as another's does
-    with Gate(users("admin"), namespace=f"{namespace}0", timeout="2s") as theirs:
+    with Gate(users("admin"), namespace=f"{namespace}0", timeout="30s") as theirs:
         for act in (lambda: theirs.first("k", "1h"), lambda: theirs.topic("t").trigger("k")):
             with pytest.raises(ServerRejected, match="this user's access list"):
                 act()

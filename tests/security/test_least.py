@@ -93,8 +93,8 @@ class Trial:
         clock, (scheme, place) = Clock(), self.own.split("://")
         url = f"{scheme}://{USER}:{PASSWORD}@{place}?db=1&client_name=least"
         with (
-            Gate(url, namespace=namespace, clock=clock, timeout="2s") as mine,
-            Gate(url, namespace=namespace, timeout="2s") as lasting,
+            Gate(url, namespace=namespace, clock=clock, timeout="30s") as mine,
+            Gate(url, namespace=namespace, timeout="30s") as lasting,
             Gate(f"{self.own}?db=1", namespace=namespace, clock=clock) as other,
         ):
             try:
@@ -186,7 +186,7 @@ def test_on_a_cluster_a_role_needs_what_is_printed_for_one_and_nothing_of_it_can
                 node.execute_command("ACL", "SETUSER", USER, *FRESH, *words)
                 node.acl_log_reset()
             url = f"redis+cluster://{USER}:{PASSWORD}@127.0.0.1:{ports[0]}"
-            with Gate(url, namespace=namespace, timeout="2s") as gate, suppress(StoreError):
+            with Gate(url, namespace=namespace, timeout="30s") as gate, suppress(StoreError):
                 claim = gate.claim("k", lease="60s")
                 for _ in operator.move(claims_of(gate).key("claim", "k")[0].decode()):
                     assert gate.claim("k").state == "in_progress"

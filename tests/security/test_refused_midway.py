@@ -50,7 +50,7 @@ async def test_a_call_that_lacks_one_command_has_written_nothing(
     words = rule(["admin"], namespace, user, keys=[f"theirs-{namespace}*", f"{{theirs-{namespace}*"])
     raw.execute_command(*words, f">{PASSWORD}")
     seen, wrong = set[str](), list[str]()
-    with Gate(f"{scheme}://{user}:{PASSWORD}@{place}", namespace=namespace, clock=clock, timeout="2s") as theirs:
+    with Gate(f"{scheme}://{user}:{PASSWORD}@{place}", namespace=namespace, clock=clock, timeout="30s") as theirs:
         faces = [Face(theirs, False), Face(theirs, True)] if scripts == "few" else [Face(theirs, False)]
         chosen = [call for call in scene.calls if scripts == "all" or call.script.name in FEW]
         for call in chosen:

@@ -142,7 +142,7 @@ async def test_a_silent_server_is_given_up_and_found_again(asker: Any, tls: Tls)
     # Given a connection that is in use
     ask = asker(tls.url(), timeout="1s")
     key = ask.claims.key("s", new_id().hex())
-    await ask.run(ask.claims.inspect(key))
+    await ask.run(ask.claims.inspect(key), within=30.0)
     with tls.raw() as raw:
         # When the server falls silent for a while, longer than a call is tried
         raw.execute_command("CLIENT", "PAUSE", "2500", "ALL")

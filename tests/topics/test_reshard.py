@@ -24,7 +24,7 @@ CHANGES = [(1, 2), (2, 8), (8, 2), (4, 1), (16, 16)]
 @pytest.fixture
 async def other(gate: Gate, url: str, clock: Clock) -> AsyncIterator[Gate]:
     """Another program on the same store."""
-    made = Gate(url, namespace=gate.namespace, clock=clock, timeout="1s")
+    made = Gate(url, namespace=gate.namespace, clock=clock, timeout="30s")
     yield made
     await made.aio.close()
     made.close()
@@ -506,7 +506,7 @@ async def test_a_user_who_may_not_ask_all_of_it_moves_nothing(
     url = users("admin")
     name = url.partition("://")[2].partition(":")[0]
     raw.execute_command("ACL", "SETUSER", name, f"-{missing}")
-    lacking = Gate(url, namespace=gate.namespace, clock=clock, timeout="1s")
+    lacking = Gate(url, namespace=gate.namespace, clock=clock, timeout="30s")
     # When it changes the slots again and again, and is refused somewhere
     for _ in range(3):
         with pytest.raises(ServerRejected):
@@ -522,7 +522,7 @@ async def test_a_user_who_may_wake_nobody_may_change_the_slots(gate: Gate, users
     gate.topic("t", slots=2).trigger_many([(key, 1) for key in KEYS])
     url = users("admin")
     raw.execute_command("ACL", "SETUSER", url.partition("://")[2].partition(":")[0], "-publish")
-    with Gate(url, namespace=gate.namespace, timeout="1s") as hushed:
+    with Gate(url, namespace=gate.namespace, timeout="30s") as hushed:
         assert hushed.topic("t", slots=2).reshard(4).moved >= len(KEYS)
     assert gate.topic("t").stats().pending == len(KEYS)
 

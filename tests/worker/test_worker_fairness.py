@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
+from idemgate.worker import places
+from idemgate.worker import worker as worker_module
 from idemgate.worker.worker import Worker
 
 SLOW, QUICK = "slow", "quick"
@@ -65,6 +67,17 @@ def waits_or_is_held(worker: Worker, name: str) -> Callable[[], bool]:
     return check
 
 
+@pytest.fixture
+def constant_prefetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep an adaptive prefetch at its first size.
+
+    After it shrinks, deliveries beyond it run first, or are returned when they have waited for `MAX_HOLD`.
+    """
+    monkeypatch.setattr(places, "SPAN", 1e9)
+    monkeypatch.setattr(worker_module, "MAX_HOLD", 1e9)
+
+
+@pytest.mark.usefixtures("constant_prefetch")
 @pytest.mark.parametrize("prefetch", [0, 1, 4, None])
 @pytest.mark.parametrize("concurrency", [1, 2, 8])
 @pytest.mark.parametrize("kinds", [(True, True), (False, False), (True, False), (False, True)])
