@@ -135,14 +135,14 @@ def choose_step(verdict: Verdict[Any]) -> Step:
     | "ack" | it is done, now or before | |
     | "bury" | each further delivery ends in the same error: dead-letter it | |
     | "pause" | the downstream service is unavailable: deliver it again after a pause of the whole source | no |
-    | "defer" | it is in progress, its lease was lost, or no store answered before it ran: deliver it again | no |
-    | "retry" | the handler raised: deliver it again after the backoff | yes |
+    | "defer" | it is in progress, its lease was lost, or no store answered: deliver it again | no |
+    | "retry" | the handler raised another error: deliver it again after the backoff | yes |
     """
     if verdict.action != "retry":
         return "ack" if verdict.action == "ack" else "bury"
     if isinstance(verdict.error, DownstreamUnavailable):
         return "pause"
-    if verdict.outcome != "failed" or (not verdict.ran and isinstance(verdict.error, StoreError)):
+    if verdict.outcome != "failed" or isinstance(verdict.error, StoreError if not verdict.ran else UNCOUNTED):
         return "defer"
     return "retry"
 

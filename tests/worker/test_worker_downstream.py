@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
-from idemgate.errors import DownstreamUnavailable
+from idemgate.errors import DownstreamUnavailable, StoreUnavailable
 from idemgate.subscribers import Entry
 from idemgate.testing import Clock
 from idemgate.worker.worker import Worker
@@ -130,7 +130,17 @@ async def test_a_failure_that_the_guard_stored_is_buried_at_once_and_pauses_the_
         assert (await topic.aio.stats()).pending == 1
 
 
-async def test_entries_of_a_stream_lose_no_attempt(one: Gate, raw: Any, namespace: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "counter"),
+    [
+        (DownstreamUnavailable("no connection"), "stream.downstream_unavailable"),
+        (StoreUnavailable("another store is away", "no"), "stream.store_errors"),
+    ],
+    ids=["downstream", "store"],
+)
+async def test_entries_of_a_stream_lose_no_attempt(
+    one: Gate, raw: Any, namespace: str, error: Exception, counter: str
+) -> None:
     # Given an entry that may be delivered twice, and a service that is away
     seen: list[int] = []
     raw.xadd(namespace, {"n": 1})
@@ -139,7 +149,7 @@ async def test_entries_of_a_stream_lose_no_attempt(one: Gate, raw: Any, namespac
     async def handle(entry: Entry) -> None:
         seen.append(entry.deliveries)
         if len(seen) < 6:
-            raise DownstreamUnavailable("no connection")
+            raise error
 
     began = time.monotonic()
     async with one.aio.subscribers():
@@ -147,8 +157,8 @@ async def test_entries_of_a_stream_lose_no_attempt(one: Gate, raw: Any, namespac
         await until(lambda: one.counters["stream.acked"] == 1)
     assert (len(seen), one.counters["stream.dead"]) == (6, 0)
     assert max(seen) == 1
-    assert one.counters["stream.downstream_unavailable"] == 5
-    # And the reading paused before each try
+    assert one.counters[counter] == 5
+    # And each try came after a pause
     assert time.monotonic() - began >= 5 * 0.03
     raw.delete(namespace)
     await asyncio.sleep(0)
