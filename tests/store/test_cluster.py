@@ -610,21 +610,18 @@ async def test_silent_sentinels_hold_nothing_up(
 
 
 @pytest.mark.parametrize("kind", ["sentinels", "server"])
-@pytest.mark.parametrize("seconds", [0.2, pytest.param(2.2, marks=pytest.mark.slow)])
-async def test_the_timeout_bounds_a_call_if_none_answers(
-    asker: Any, silent: Callable[[], int], kind: str, seconds: float
-) -> None:
+async def test_the_timeout_bounds_a_call_if_none_answers(asker: Any, silent: Callable[[], int], kind: str) -> None:
     # Given servers that take connections and never answer
-    nodes = ",".join(f"127.0.0.1:{silent()}" for _ in range(4))
+    nodes = ",".join(f"127.0.0.1:{silent()}" for _ in range(40))
     url = f"redis+sentinel://{nodes}/shop" if kind == "sentinels" else f"redis://127.0.0.1:{silent()}"
-    ask = asker(url, timeout=seconds)
+    ask = asker(url, timeout="500ms")
     for _ in range(2):
         began = time.monotonic()
         # When a call fails
         with pytest.raises(StoreUnavailable):
             await ask.run(ask.claims.inspect(ask.claims.key("s", "k")))
-        # Then it took its timeout once, not once for each server; a busy machine takes a little longer
-        assert time.monotonic() - began < 2 * seconds + 0.7
+        # Then it took its timeout once, not once for each server, which is 20 s; a busy machine takes a little longer
+        assert time.monotonic() - began < 10
 
 
 @contextmanager

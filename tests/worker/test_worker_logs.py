@@ -18,6 +18,7 @@ from idemgate.testing import Clock
 from idemgate.worker.worker import Worker
 from tests.proxy import Proxy
 from tests.unit.test_logs import bare
+from tests.waiting import eventually
 
 Records = Callable[[str], list[logging.LogRecord]]
 
@@ -161,14 +162,17 @@ async def test_lost_and_taken_over_claims_are_logged_with_their_scope(
         assert facts(record, "scope", "key") == ("charge", "order-7")
 
 
-def test_a_program_without_logging_gets_the_events_on_stderr(gate: Gate, capsys: Any) -> None:
-    # Given a program that configured no logging, with a handler that ends it by Ctrl-C
-    topic = gate.topic("orders")
+def test_a_program_without_logging_gets_the_events_on_stderr(
+    gate: Gate, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a program that configured no logging, with a handler that ends it by Ctrl-C and runs while it stops
+    topic, logged = gate.topic("orders"), set[str]()
+    monkeypatch.setattr(logging.getLogger("idemgate.worker"), "filters", [lambda one: logged.add(one.msg) or True])
 
     @topic.handler
     async def handle(delivery: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.sleep(0.01)  # until the event loop sees the signal
+        await eventually(lambda: any("worker.stopping" in text for text in logged))
 
     topic.trigger("order-7")
     # When it runs
