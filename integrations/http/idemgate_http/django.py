@@ -356,9 +356,11 @@ class _DjangoAdapter:
 
     def build(self, request: Any, response: Response) -> HttpResponse:
         """Return a value as a response. Fields of one name are joined, because a response of Django has one of each."""
-        kind = _RenderedAnswer if request.resolver_match is None else _Answer
-        built = kind("", status=response.status)
-        built.content = response.body
+        if request.resolver_match is None:
+            built: HttpResponse = _RenderedAnswer("", status=response.status)
+            built.content = response.body
+        else:
+            built = _Answer(response.body, status=response.status)
         del built["content-type"]
         for name, value in response.headers:
             built[name] = f"{built[name]}, {value}" if name in built else value

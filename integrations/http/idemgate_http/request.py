@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from idemgate.core.text import one_line
 
 __all__ = ["Headers", "Request"]
 
+T = TypeVar("T")
 _PARAMETER = re.compile(r';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"?|[^;]*)')
 _ESCAPE = re.compile(r"\\(.)")
 _TOKEN = re.compile(r"[^\s\";\\]+")
@@ -32,6 +33,14 @@ class Headers(Mapping[str, str]):
 
     def __getitem__(self, name: str) -> str:
         return self._values[name.lower()]
+
+    @overload
+    def get(self, name: str, /) -> str | None: ...
+    @overload
+    def get(self, name: str, /, default: str | T) -> str | T: ...
+    def get(self, name: str, /, default: Any = None) -> Any:
+        """Return a header, or `default`. `get` of a Mapping catches a KeyError, which costs more."""
+        return self._values.get(name.lower(), default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -85,8 +94,7 @@ class Request:
     @property
     def content_encoding(self) -> str:
         """The Content-Encoding in one spelling: "gzip,br" for "GZip, br". "" if there is none."""
-        coding = self.headers._values.get("content-encoding")  # `get` of a Mapping catches a KeyError
-        return coding.lower().replace(" ", "") if coding else ""
+        return self.headers.get("content-encoding", "").lower().replace(" ", "")
 
 
 @lru_cache(maxsize=64)

@@ -46,10 +46,10 @@ def pack_rows(topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) ->
     """Check triggers and return their rows: event id, topic, key and body. Raise InvalidArgument."""
     if not isinstance(topic, Topic | AioTopic):
         raise InvalidArgument("topic", topic, "not a topic", "Pass the object that gate.topic(...) returned")
-    rows = list[tuple[str, str, str, bytes]]()
+    rows, name = list[tuple[str, str, str, bytes]](), name_topic(topic)
     for one in triggers:
         trigger = one if isinstance(one, Trigger) else Trigger(*one)
-        rows.append((uuid4().hex, name_topic(topic), _show_key(trigger.key), topic.pack_trigger(trigger)))
+        rows.append((uuid4().hex, name, _show_key(trigger.key), topic.pack_trigger(trigger)))
     return rows
 
 

@@ -224,8 +224,9 @@ class Relay:
         """Trigger the topic. Return the ids of the rows."""
         rows, triggers = zip(*ready, strict=True) if ready else ((), ())
         receipts = await topic.aio.trigger_many(triggers)
-        for status, name in (("duplicate", "sql.relay_duplicates"), ("dropped", "sql.relay_dropped")):
-            self._gate.counters.add(name, sum(one.status == status for one in receipts))
+        statuses = [one.status for one in receipts]
+        self._gate.counters.add("sql.relay_duplicates", statuses.count("duplicate"))
+        self._gate.counters.add("sql.relay_dropped", statuses.count("dropped"))
         return [row.id for row in rows]
 
     async def _refuse(self, connection: RelayConnection, row: OutboxRow, error: Exception) -> None:
