@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, current
+from idemgate.guard.claims import Claims
 from idemgate.testing import Clock
 
 
@@ -58,6 +59,28 @@ async def test_an_absent_key_names_the_scopes_that_know_it(face: Any) -> None:
     assert "other_scopes=charge, refund" in repr(record)
     assert (await face.inspect("b")).other_scopes == ()
     assert (await face.inspect("a", scope="charge")).other_scopes == ()
+
+
+async def test_a_key_that_is_done_anew_while_it_is_forgotten_is_forgotten(
+    face: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a key that is done
+    gate.guard("s").run("a", lambda: 1)
+    build, built = Claims.forget, []
+
+    def forget(*args: Any) -> Any:
+        built.append(args)
+        if len(built) == 1:
+            # And another program that forgets and runs it after its record was read
+            assert gate.forget("a", scope="s")
+            gate.guard("s").run("a", lambda: 2)
+        return build(*args)
+
+    monkeypatch.setattr(Claims, "forget", forget)
+    # When it is forgotten, then its new record is read and deleted
+    assert await face.forget("a", scope="s")
+    assert (await face.inspect("a", scope="s")).state == "absent"
+    assert len(built) == 3
 
 
 def test_counters_are_a_mapping(gate: Gate) -> None:

@@ -81,6 +81,7 @@ async def test_an_append_keeps_the_first_and_counts_the_rest(face: Any) -> None:
 FULL: list[Any] = [
     (append(2), [1, 2, 3, 4], ["merged", "dropped", "dropped"], 2),
     (append(), [b"x" * 200_000] * 6, ["merged"] * 4 + ["dropped"], 1),
+    (append(), [*[b"x" * 200_000] * 6, b"fits"], ["merged"] * 4 + ["dropped"] * 2, 2),
     (union(2), [[1, 2], [2], [3, 2], [3], []], ["merged", "merged", "dropped", "merged"], 2),
     ({"log": append(1)}, [{"log": 1}, {"log": 2}, {}], ["dropped", "merged"], 1),
     ({"log": append(1), "n": "count"}, [{"log": 1, "n": 1}, {"log": 2, "n": 1}, {"log": 3}], ["merged", "dropped"], 2),
@@ -139,6 +140,23 @@ async def test_items_that_find_no_room_when_they_return_are_counted(face: Any, c
     # Then the item beyond the cap is counted by the message and by the topic
     message = (await topic.peek("k")).pending
     assert (message.payload, message.dropped, (await topic.stats())["items_dropped"]) == ([1, 2, 3], 1, 1)
+    await conserved(topic, ["k"])
+
+
+async def test_items_that_follow_a_redriven_one_are_counted(face: Any, conserved: Any) -> None:
+    topic = face.topic("t", merge=append(3), backoff=0)
+    # Given a dead letter, and a message that returned with two items and took in one of the two behind it
+    await topic.trigger("k", 0)
+    assert await topic.bury(await topic.take(1)) == ["dead"]
+    await topic.trigger_many([("k", 1), ("k", 2)])
+    (delivery,) = await topic.take(1)
+    await topic.trigger_many([("k", 3), ("k", 4)])
+    await topic.nack(delivery)
+    # When the dead letter is redriven
+    assert await topic.dead.redrive() == 1
+    # Then its item is the first, and the last one has no room any more
+    message = (await topic.peek("k")).pending
+    assert (message.payload, message.dropped, (await topic.stats())["items_dropped"]) == ([0, 1, 2], 2, 2)
     await conserved(topic, ["k"])
 
 

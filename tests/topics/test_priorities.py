@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -141,6 +142,26 @@ async def test_what_was_ranked_comes_out_when_the_topic_has_priorities_no_more(
         # Then nothing stays behind, and there is nothing left to do
         assert sorted(one.key for one in plain.take(10)) == ["j0", "j1", "j2", "new"]
         assert plain.stats().pending == 0
+
+
+async def test_a_batch_that_puts_off_what_was_ranked_leaves_it_in_one_place(
+    face: Any, url: str, namespace: str, clock: Clock
+) -> None:
+    # Given ranked messages, of which one was taken
+    topic = face.topic("jobs", priority=True)
+    await topic.trigger_many([Trigger(f"j{n}") for n in range(3)])
+    assert await keys_taken(topic, 1) == ["j0"]
+    # When the topic is redefined to have a quiet time and no priorities, and a batch joins both
+    with Gate(url, namespace=namespace, clock=clock) as other:
+        quiet = other.topic("jobs", revision=1, quiet="10s", max_delay="60s")
+        receipts = quiet.trigger_many([Trigger("j1"), Trigger("j2")])
+        # Then both wait until it is quiet
+        assert [one.due_at for one in receipts] == [clock.now() + timedelta(seconds=10)] * 2
+        stats = quiet.stats()
+        assert (stats.ready, stats.scheduled) == (0, 2)
+        assert quiet.take(10) == []
+        clock.advance("10s")
+        assert sorted((one.key, one.count) for one in quiet.take(10)) == [("j1", 2), ("j2", 2)]
 
 
 async def test_what_is_ranked_is_due_now(face: Any, clock: Clock) -> None:

@@ -564,6 +564,23 @@ async def test_a_key_of_another_type_is_left_alone(
     assert _verbs(topic, delivery).keys() - refused <= {"trigger", "trigger_many", "take", "ack", "extend"}
 
 
+@pytest.mark.damages("wrong-type")
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_key_of_another_type_is_found_where_the_slot_has_no_other(
+    face: Any, raw: Any, everything: Dumps, namespace: str, part: str
+) -> None:
+    topic = face.topic("t")
+    # Given a slot of which nothing is left but something foreign where a part of it should be
+    await topic.cancel("k")
+    raw.delete(*raw.keys(f"ig2:{{{namespace}:topic:t:0/1}}:*") or [b"none"])
+    raw.rpush(f"ig2:{{{namespace}:topic:t:0/1}}:{part}", "foreign")
+    before = everything()
+    # When the slot is used, then the key is named, and nothing is written
+    with pytest.raises(UnexpectedData, match=f":{part}: holds a list, expected a"):
+        await topic.cancel("k")
+    assert everything() == before
+
+
 @pytest.mark.damages("conservation")
 @pytest.mark.parametrize("onward", [False, True])
 @pytest.mark.parametrize("priority", [False, True])

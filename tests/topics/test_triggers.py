@@ -400,6 +400,27 @@ async def test_workers_are_notified_of_the_earliest_message(face: Any, clock: Cl
     assert [int(one["data"]) for one in told[1:]] == [now + 30_000, now]
 
 
+async def test_workers_are_notified_of_the_earliest_message_of_a_batch(
+    face: Any, clock: Clock, raw: Any, namespace: str
+) -> None:
+    # Given a message that is due in a minute
+    topic = face.topic("t", window="60s", max_size=3)
+    await topic.trigger("k")
+    with raw.pubsub() as heard:
+        heard.subscribe(f"ig2:{{{namespace}:topic:t:0/1}}:scheduled")
+        # When a batch comes that is due later, then one of which two are due sooner
+        await topic.trigger_many([Trigger("a", delay="90s"), Trigger("b", delay="80s")])
+        await topic.trigger_many([Trigger("c", delay="50s"), Trigger("d", delay="30s"), Trigger("e", delay="40s")])
+        # And one that also merges, then one that makes the first message due at once
+        await topic.trigger_many([Trigger("k"), Trigger("f", delay="20s")])
+        await topic.trigger_many([Trigger("g"), Trigger("k")])
+        told = [heard.get_message(timeout=30) for _ in range(4)]
+    # Then the earliest of each of the latter three is published
+    now = round(clock.now().timestamp() * 1000)
+    assert [one["type"] for one in told] == ["subscribe", "message", "message", "message"]
+    assert [int(one["data"]) for one in told[1:]] == [now + 30_000, now + 20_000, now]
+
+
 async def test_workers_are_notified_of_a_flush(face: Any, clock: Clock, raw: Any, namespace: str) -> None:
     # Given one message that is due in a minute
     topic = face.topic("t")
@@ -414,8 +435,9 @@ async def test_workers_are_notified_of_a_flush(face: Any, clock: Clock, raw: Any
     assert told[1:] == [b"%d" % round(clock.now().timestamp() * 1000), b"all"]
 
 
+@pytest.mark.parametrize("triggers", [1, 2])
 async def test_nobody_is_told_of_what_waits_behind_a_delivery(
-    face: Any, clock: Clock, raw: Any, namespace: str
+    face: Any, clock: Clock, raw: Any, namespace: str, triggers: int
 ) -> None:
     # Given a key in flight, and nothing else
     topic = face.topic("t")
@@ -424,7 +446,7 @@ async def test_nobody_is_told_of_what_waits_behind_a_delivery(
     with raw.pubsub() as heard:
         heard.subscribe(f"ig2:{{{namespace}:topic:t:0/1}}:scheduled")
         # When it is triggered, and then another
-        await topic.trigger("k")
+        await topic.trigger_many([Trigger("k")] * triggers)
         await topic.trigger("other")
         told = [heard.get_message(timeout=30) for _ in range(2)]
     # Then the latter alone is published

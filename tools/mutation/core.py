@@ -73,6 +73,14 @@ class Modules(Judge[Edit]):
                 "worker/test_worker_fairness",
                 "worker/test_worker_limits",
                 "store/test_durability",
+                "guard/test_inspect",
+                "guard/test_verdicts",
+                "guard/test_scopes",
+                "guard/test_cancellation",
+                "worker/test_worker_leases",
+                "worker/test_worker_stop",
+                "worker/test_subscribers_list",
+                "worker/test_subscribers_stream",
             ]
         ),
     ]
