@@ -19,7 +19,6 @@ import redis
 import redis.asyncio as aredis
 
 from idemgate import Gate, Trigger
-from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch, Call, new_id
 from idemgate.core.keys import record, scopes
 from idemgate.errors import ServerRejected, StoreUnavailable
@@ -592,21 +591,21 @@ def silent() -> Iterator[Callable[[], int]]:
         yield listen
 
 
-@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("place", [0, 10, 20])
 async def test_silent_sentinels_hold_nothing_up(
     asker: Any, watched: tuple[int, int], silent: Callable[[], int], place: int
 ) -> None:
-    # Given a sentinel among three that are silent
-    ports = [silent() for _ in range(3)]
+    # Given a sentinel among twenty that are silent
+    ports = [silent() for _ in range(20)]
     ports.insert(place, watched[1])
     nodes = ",".join(f"127.0.0.1:{port}" for port in ports)
     ask = asker(f"redis+sentinel://{nodes}/shop", timeout="60s")
     began = time.monotonic()
     # When a key is claimed
     claimed = await ask.run(ask.claims.claim(ask.claims.key("s", new_id().hex()), new_id(), 1000, 1000))
-    # Then that takes less than the timeout of one silent sentinel
+    # Then it did not wait for one after the other, which takes 2 s each
     assert claimed.state == "started"
-    assert time.monotonic() - began < SOCKET_TIMEOUT
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("kind", ["sentinels", "server"])
