@@ -207,17 +207,22 @@ async def test_a_replica_is_waited_for_until_it_is_a_primary(asker: Any, own: re
     assert (await late).state == "started"
 
 
+@pytest.mark.parametrize("error", ["READONLY", "MASTERDOWN", "NOREPLICAS"])
 @pytest.mark.parametrize("batch", [False, True])
 async def test_after_a_failover_behind_its_address_calls_reach_the_new_primary(
-    asker: Any, own: redis.Redis, own_url: str, url: str, batch: bool
+    asker: Any, own: redis.Redis, own_url: str, url: str, batch: bool, error: str
 ) -> None:
     with Proxy(own_url) as address:
         # Given connections to a server
         ask = asker(address.url)
         await ask.run(claim(ask.gate, "before"))
-        own.replicaof("127.0.0.1", "1")
+        own.config_set("replica-serve-stale-data", "no" if error == "MASTERDOWN" else "yes")
+        if error == "NOREPLICAS":
+            own.config_set("min-replicas-to-write", 1)
+        else:
+            own.replicaof("127.0.0.1", "1")
         try:
-            # When it is a replica, and its address leads to the new primary
+            # When it is a replica or has none, and its address leads to the new primary
             address._upstream = url
             # Then calls get through
             if batch:
@@ -252,6 +257,22 @@ async def test_after_a_failover_listeners_hear_the_new_primary(
             own.replicaof("NO", "ONE")
             await ear.close()
             await gate.aio.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "READONLY You can't write against a read only replica.",
+        "LOADING Redis is loading the dataset in memory",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "NOREPLICAS Not enough good replicas to write.",
+        "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+        "WAIT cannot be used with replica instances. Please also note that writes to replicas are just local.",
+    ],
+)
+def test_an_error_of_a_server_that_is_no_primary_suggests_a_failover(text: str) -> None:
+    assert retry.suggests_failover(redis.exceptions.ResponseError(text))
+    assert not retry.suggests_failover(redis.exceptions.ResponseError("WRONGTYPE " + text.partition(" ")[0]))
 
 
 def test_the_heartbeat_reaches_the_new_primary_behind_its_address(

@@ -27,6 +27,20 @@ async def test_the_highest_is_first_and_the_oldest_within_one(face: Any, clock: 
     assert await keys_taken(topic) == ["a", "f", "c", "g"]
 
 
+@pytest.mark.parametrize("policy", [{}, {"priority": True}])
+async def test_messages_of_one_due_time_run_in_the_byte_order_of_their_keys(
+    face: Any, clock: Clock, policy: dict[str, Any]
+) -> None:
+    # Given messages of one time, the one with the last key first
+    topic = face.topic("jobs", **policy)
+    keys = [f"job-{n}" for n in reversed(range(1, 13))]
+    for key in keys:
+        await topic.trigger(key, at=clock.now() + timedelta(minutes=1))
+    clock.advance("2m")
+    # Then they come as the page says; a group would keep the order of their acceptance
+    assert await keys_taken(topic) == sorted(keys)
+
+
 async def test_priority_counts_only_among_what_is_due(face: Any, clock: Clock) -> None:
     # Given a high priority that is due later
     topic = face.topic("jobs", priority=True)
