@@ -12,7 +12,7 @@ from idemgate.core.text import one_line
 from idemgate.errors import NotDurable, ServerRejected, StoreError
 from idemgate.guard.call import is_late, may_start
 from idemgate.guard.claims import ClaimReply, Renewal
-from idemgate.guard.request import UNASKED, Grant, Request, build_renewal
+from idemgate.guard.request import Grant, Request, build_renewal
 from idemgate.store.context import Context
 
 __all__ = ["ReplyOrError", "acquire_many", "acquire_many_async", "renew_late", "renew_late_async"]
@@ -84,7 +84,7 @@ def _find_late(requests: Sequence[Request], replies: Sequence[ReplyOrError], sen
 
     The claims were sent together with the same lease, so the first one answers for all.
     """
-    if not requests or not is_late(Grant(requests[0], UNASKED, sent_at, "lease")):
+    if not requests or not is_late(requests[0], sent_at):
         return {}
     return {
         index: Grant(requests[index], reply, sent_at, "lease")

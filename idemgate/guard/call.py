@@ -100,7 +100,7 @@ def run(  # noqa: C901 - the whole story
     ran = False
     try:
         answer = claim(guard, request)
-        if isinstance(answer, Grant) and is_late(answer):
+        if isinstance(answer, Grant) and is_late(request, answer.leased_at):
             answer = renew_or_run_without(guard, answer)
         if isinstance(answer, Duplicate):
             if not guard.options.shadow:
@@ -156,7 +156,7 @@ async def run_async(  # noqa: C901 - as `run`
     ran = False
     try:
         answer = await claim_async(guard, request)
-        if isinstance(answer, Grant) and is_late(answer):
+        if isinstance(answer, Grant) and is_late(request, answer.leased_at):
             answer = await renew_or_run_without_async(guard, answer)
         if isinstance(answer, Duplicate):
             if not guard.options.shadow:
@@ -502,9 +502,9 @@ def grant_in_shadow(guard: GuardContext, request: Request, duplicate: Duplicate)
 # -- run under a lease ------------------------------------------------------------------------------------------------
 
 
-def is_late(grant: Grant) -> bool:
-    """Return True if less than half of the lease is left by this process's clock, because the reply came late."""
-    return monotonic() - grant.leased_at > grant.request.options.lease / 2000
+def is_late(request: Request, leased_at: float) -> bool:
+    """Return True if less than half of a lease is left that counts from this time of the process's clock."""
+    return monotonic() - leased_at > request.options.lease / 2000
 
 
 def renew_or_run_without(guard: GuardContext, grant: Grant) -> Grant | Duplicate:
@@ -548,7 +548,7 @@ async def renew_async(context: Context, grant: Grant) -> Grant:
 
 def may_start(context: Context, renewed: Grant, renewal: Renewal) -> bool:
     """Return True if a lease that was renewed may start its work. Count and log one that may not."""
-    if renewal != "lost" and not is_late(renewed):
+    if renewal != "lost" and not is_late(renewed.request, renewed.leased_at):
         return True
     context.counters.add("once.not_started")
     facts = log_facts(renewed.request)

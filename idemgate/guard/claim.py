@@ -352,8 +352,8 @@ class Claim(BaseClaim):
         request = self._begin_send()
         try:
             reply = send_claim(self._context, request)
-            if reply.state == "started" and is_late(grant := self._build_grant(reply)):
-                self._leased_at = renew(self._context, grant).leased_at
+            if reply.state == "started" and is_late(request, self._leased_at):
+                self._leased_at = renew(self._context, self._build_grant(reply)).leased_at
         except (NotDurable, LeaseLost):
             self._give_up()
             raise
@@ -485,8 +485,8 @@ class AioClaim(BaseClaim):
         request = self._begin_send()
         try:
             reply = await send_claim_async(self._context, request)
-            if reply.state == "started" and is_late(grant := self._build_grant(reply)):
-                self._leased_at = (await renew_async(self._context, grant)).leased_at
+            if reply.state == "started" and is_late(request, self._leased_at):
+                self._leased_at = (await renew_async(self._context, self._build_grant(reply))).leased_at
         except (NotDurable, LeaseLost, asyncio.CancelledError):
             self._give_up()
             raise

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Protocol
 from weakref import ReferenceType, ref
@@ -27,7 +26,6 @@ __all__ = [
     "own_wait_error",
     "set_current",
     "set_held",
-    "use_execution",
     "waits_for_own_delivery",
 ]
 
@@ -321,14 +319,3 @@ set_held: Callable[[tuple[ReferenceType[HeldBatch], ...]], object] = _held.set
 def hold(batch: HeldBatch) -> None:
     """Add a batch around the running code."""
     _held.set((*_held.get(), ref(batch)))
-
-
-@contextmanager
-def use_execution(execution: Execution) -> Generator[Execution]:
-    """Make `current()` return this execution inside the block."""
-    previous = get_current()
-    try:
-        set_current(execution)
-        yield execution
-    finally:
-        set_current(previous)

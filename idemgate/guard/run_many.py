@@ -33,7 +33,7 @@ from idemgate.guard.call import (
     unfinished_of,
 )
 from idemgate.guard.context import GuardContext
-from idemgate.guard.current import get_held, hold, set_held, use_execution
+from idemgate.guard.current import get_current, get_held, hold, set_current, set_held
 from idemgate.guard.heartbeat import Heartbeat
 from idemgate.guard.judge import judge
 from idemgate.guard.request import (
@@ -140,11 +140,10 @@ class _MessageBatch(Generic[T, R]):
         """Return True if less than half of the lease of a run is left. Raise LeaseLost if it is known to be lost."""
         if run.heartbeat is None:
             return False
-        run.grant = run.grant.with_lease_from(run.heartbeat.last)
         if run.heartbeat.execution.lease_lost:
             may_start(self.guard.context, run.grant, "lost")
             raise lease_lost_error(run.grant)
-        return is_late(run.grant)
+        return is_late(run.grant.request, run.heartbeat.last)
 
     def refuse(self, run: _Run[T], error: IdemgateError) -> None:
         """Set the verdict on a message that may not start."""
@@ -165,11 +164,13 @@ class _MessageBatch(Generic[T, R]):
                     raise
             run.end = end_without_store(self.guard, run.grant, self._decide_end(run))
         else:
-            with use_execution(run.heartbeat.execution):
-                try:
-                    yield
-                finally:
-                    run.heartbeat.end_work()
+            previous = get_current()
+            try:
+                set_current(run.heartbeat.execution)
+                yield
+            finally:
+                set_current(previous)
+                run.heartbeat.end_work()
 
     def build_ends(self) -> tuple[list[tuple[_Run[T], Ending]], list[PerKeyCall[bool]]]:
         """Return the claims to end, in the order of the calls that end them. A message that did not run is released."""

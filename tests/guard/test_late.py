@@ -83,7 +83,7 @@ async def test_a_renewal_that_is_late_itself_releases_the_key(
     face: Any, late_reply: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard = face.guard("s", lease="30s")
-    monkeypatch.setattr(call, "is_late", lambda grant: True)
+    monkeypatch.setattr(call, "is_late", lambda request, leased_at: True)
     verdict = await guard.run("a", lambda: "ran")
     assert (verdict.outcome, verdict.action, verdict.ran) == ("lost", "retry", False)
     assert face.gate.inspect("a", scope="s").state == "released"
