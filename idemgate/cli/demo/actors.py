@@ -28,11 +28,10 @@ RETENTION = "15m"
 
 
 class DemoOrder(NamedTuple):
-    """The settings of one demo for its processes; `window` is in seconds."""
+    """The settings of one demo for its processes: `name` is its namespace and its channel, `window` is in seconds."""
 
     url: str
-    namespace: str
-    channel: str
+    name: str
     window: float
 
 
@@ -53,7 +52,7 @@ def subscribe(gate: Gate, order: DemoOrder) -> None:
         report("copy", event["id"], receipt.accepted)
         return True
 
-    @gate.subscribe(order.channel)
+    @gate.subscribe(order.name)
     async def receive(message: PubSubMessage) -> None:
         event = message.json()
         if await handle(event) is None:
@@ -61,14 +60,14 @@ def subscribe(gate: Gate, order: DemoOrder) -> None:
 
 
 def work(gate: Gate, order: DemoOrder) -> None:
-    """Take what is due. A real handler would render the path; this one reports its delivery, and the server's time."""
+    """Take what is due. A real handler would render the path; this one reports it, and the server's time."""
 
     @topic_of(gate, order).handler
     async def render(delivery: Delivery[dict[str, Any]]) -> None:
         seconds, micros = await gate.context.aio_link.command("TIME")
         now_ms = int(seconds) * 1000 + int(micros) / 1000
         first_ms = round(delivery.first_at.timestamp() * 1000)
-        report("delivery", delivery.key, delivery.payload["ids"], first_ms, delivery.due_ms, now_ms)
+        report("delivery", delivery.key, delivery.payload["ids"], first_ms, now_ms)
 
 
 def report(*facts: object) -> None:
@@ -86,7 +85,6 @@ def main() -> None:
     order = DemoOrder(*json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     configure_logs("ERROR")
-    gate = Gate(order.url, namespace=order.namespace)
+    gate = Gate(order.url, namespace=order.name)
     (work if "worker" in sys.argv[1] else subscribe)(gate, order)
     gate.run()
-    report("counters", gate.counters.snapshot())

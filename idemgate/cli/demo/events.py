@@ -8,7 +8,6 @@ import json
 import math
 import random
 import zlib
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
@@ -19,7 +18,7 @@ from idemgate.errors import InvalidArgument
 __all__ = ["DemoEvent", "Plan", "made_up", "plan_of", "read"]
 
 SECONDS = 25.0
-"""How long a file takes without --speed."""
+"""The longest time without --speed."""
 MAX_GAP = 60.0
 """Longest pause, in the file's time: the nights and holidays of years would be all there is to see."""
 TWICE = 0.05
@@ -41,17 +40,18 @@ Plan = list[tuple[float, DemoEvent]]
 
 
 def plan_of(events: Sequence[DemoEvent], speed: float | None) -> tuple[Plan, float]:
-    """Return the events, each with its seconds from the start, and the speed. None: so that it takes `SECONDS`."""
-    offsets = list(accumulate((min(max(b.ts - a.ts, 0.0), MAX_GAP) for a, b in pairwise(events)), initial=0.0))
-    speed = speed or offsets[-1] / SECONDS or 1.0
+    """Return the events, each with its seconds from the start, and the speed. None: it takes `SECONDS` at most."""
+    pauses = (min(max(after.ts - before.ts, 0.0), MAX_GAP) for before, after in pairwise(events))
+    offsets = list(accumulate(pauses, initial=0.0))
+    speed = speed or max(1.0, offsets[-1] / SECONDS)
+    plan = list(zip(offsets, events, strict=True))
     chance = random.Random(1)
-    plan: Plan = []
-    again: defaultdict[int, list[DemoEvent]] = defaultdict(list)
-    for place, (offset, event) in enumerate(zip(offsets, events, strict=True)):
+    for place, event in enumerate(events):
         if chance.random() < TWICE:
-            again[min(place + chance.randint(0, LATER), len(events) - 1)].append(event)
-        plan += [(offset / speed, one) for one in (event, *again[place])]
-    return plan, speed
+            later = min(place + chance.randint(0, LATER), len(events) - 1)
+            plan.append((offsets[later], event))
+    plan.sort(key=lambda timed: timed[0])
+    return [(offset / speed, event) for offset, event in plan], speed
 
 
 def made_up(count: int) -> list[DemoEvent]:
