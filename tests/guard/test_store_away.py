@@ -132,7 +132,7 @@ async def test_on_store_error_local_runs_a_key_one_at_a_time(nowhere: Any) -> No
 
     def body(k: str) -> str:
         entered.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return "done"
 
     options = {"key": "{k}", "on_store_error": "local", "lease": "30s"}

@@ -206,9 +206,9 @@ async def test_a_run_that_cannot_reach_the_store_is_told_before_its_lease_is_gon
 
 
 async def test_a_claim_outside_of_a_block_is_not_renewed(lasting: Any, clock: Clock) -> None:
-    await lasting.claim("x", lease="50ms")
+    await lasting.claim("x", lease="1s")
     claim = await lasting.claim("x")
-    assert await claim.wait("10s") == "started"
+    assert await claim.wait("60s") == "started"
 
 
 # -- waiting for oneself ----------------------------------------------------------------------------------------------

@@ -118,13 +118,13 @@ async def test_entering_waits_until_each_loop_is_ready_once(gate: Gate, kind: ty
     gate.add_subscriber(kind(seen, "other"))
     gate.add_subscriber(slow)
     entering = asyncio.create_task(gate.aio.subscribers().__aenter__())
-    await within(10, slow.started.wait())
+    await within(60, slow.started.wait())
     for _ in range(20):
         await asyncio.sleep(0)
     # Then entering waits for the slow one only
     assert not entering.done()
     slow.connected.set()
-    await within(10, entering)
+    await within(60, entering)
     await (await entering).__aexit__()
     assert seen[-1] == "slow ends"
 
@@ -151,7 +151,7 @@ async def test_a_loop_that_ignores_the_stop_is_cancelled_after_the_grace(
         async with gate.aio.subscribers(grace="50ms"):
             pass
 
-    await within(10, enter())
+    await within(60, enter())
     assert seen == ["loop starts", "finishing starts", "finishing ends", "loop is cancelled"]
     assert "subscriber.cut_short" in caplog.text
 
@@ -174,7 +174,7 @@ async def test_a_loop_that_swallows_its_cancellation_is_left_running(
     running = asyncio.create_task(gate.aio.subscribers(grace=0).run(stop))
     await loop.started.wait()
     stop.set()
-    await within(10, running)
+    await within(60, running)
     assert "subscriber.left_running" in caplog.text
     loop.end.set()
 

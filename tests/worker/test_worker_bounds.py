@@ -46,7 +46,7 @@ async def test_never_more_handlers_run_than_the_concurrency(gate: Gate, eventual
         running -= 1
 
     def block(delivery: Any) -> None:
-        asyncio.run_coroutine_threadsafe(handle(delivery), threads).result(10)
+        asyncio.run_coroutine_threadsafe(handle(delivery), threads).result(60)
 
     for name in ("one", "two"):
         topic = gate.topic(name, slots=2)

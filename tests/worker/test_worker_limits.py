@@ -65,7 +65,7 @@ async def test_it_backs_off_and_comes_back(
     downstream, loop = Downstream(clock), asyncio.get_running_loop()
 
     def blocking(delivery: Any) -> None:
-        asyncio.run_coroutine_threadsafe(downstream.call(delivery), loop).result(10)
+        asyncio.run_coroutine_threadsafe(downstream.call(delivery), loop).result(60)
 
     topic.handler(downstream.call if awaiting else blocking)
     worker = downstream.worker = Worker(gate, concurrency=16)

@@ -122,7 +122,7 @@ def keys_of(deliveries: Iterable[Any]) -> list[str]:
 async def at_rest(*hands: Hand) -> None:
     """Until their memberships have nothing more to do at this time."""
     await asyncio.sleep(0.001)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not all(hand.membership.at_rest for hand in hands):
             await asyncio.sleep(0.001)
 

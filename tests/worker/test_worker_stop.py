@@ -53,7 +53,7 @@ async def test_what_runs_may_finish_and_what_waits_goes_back(gate: Gate, eventua
 
     def block(delivery: Any) -> None:
         started.append(delivery.key)
-        assert go_thread.wait(10)
+        assert go_thread.wait(60)
 
     topic.handler(wait if awaiting else block)
     await topic.aio.trigger_many([(key, key) for key in "abcd"])

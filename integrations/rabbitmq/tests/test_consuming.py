@@ -271,7 +271,7 @@ async def test_a_message_is_requeued_when_its_hold_ends(
     # Given another consumer that runs the message for longer than the hold
     claim = await gate.aio.claim("a", scope="test", fingerprint=b"x")
     ran: list[Received] = []
-    await consume(ran.append, pause="50ms", lease="100ms", hold="200ms")
+    await consume(ran.append, pause="50ms", lease="1s", hold="1s")
     put(queue, "a")
     await wait_for_count(gate, "in_progress", 2)
     # When it completes
@@ -301,7 +301,7 @@ async def test_the_end_of_a_hold_does_not_count_against_the_delivery_limit(
     queue.channel.queue_declare(queue.name, durable=True, arguments=arguments)
     # When the hold of a message ends more often
     claim = await gate.aio.claim("a", scope="test", fingerprint=b"x")
-    await consume(lambda _: None, pause="50ms", lease="100ms", hold="200ms")
+    await consume(lambda _: None, pause="50ms", lease="1s", hold="1s")
     put(queue, "a")
     await wait_for_count(gate, "in_progress", limit + 3)
     # Then the message is still there
@@ -584,7 +584,7 @@ async def test_the_log_records_of_a_consumer_start_with_their_event(
 
     claim = await gate.aio.claim("held", scope="test", fingerprint=b"x")
     with caplog.at_level("INFO", "idemgate.rabbitmq"):
-        await consume(body, pause="20ms", lease="100ms", hold="100ms")
+        await consume(body, pause="20ms", lease="1s", hold="1s")
         for name in (*raised, "held"):
             put(queue, name)
         await wait_for_count(gate, "in_progress", 1)
@@ -607,7 +607,7 @@ async def test_the_delay_of_a_retry_ends_with_the_hold(gate: Gate, queue: Any, c
         if len(ran) == 1:
             raise Retry(delay="1h")
 
-    await consume(body, pause="20ms", lease="100ms", hold="100ms")
+    await consume(body, pause="20ms", lease="1s", hold="1s")
     put(queue, "a")
     await wait_for_counts(gate, failed=1, handled=1)
 

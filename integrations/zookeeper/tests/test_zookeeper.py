@@ -141,7 +141,7 @@ async def test_who_leaves_ends_when_it_is_drained_and_leaves_nothing(join: Join,
     assert hand.assigned == frozenset()
     assert not hand.task.done()
     hand.finish(set(ALL))
-    await asyncio.wait_for(hand.task, 10)
+    await asyncio.wait_for(hand.task, 60)
     assert raw.get_children(f"{path}/members") == raw.get_children(f"{path}/held") == []
 
 
