@@ -198,12 +198,17 @@ async def test_without_a_key_all_arguments_count_and_a_method_is_refused(gate: G
         def late(this, k: str) -> None:  # noqa: N805 - only its first call tells that it is a method
             ran.append(k)
 
+        @gate.once()
+        async def late_async(this, k: str) -> None:  # noqa: N805
+            ran.append(k)
+
     assert Account.pay("x") == Account().pay(k="x") == 1
     assert Account.pay("x", 1) == 2
     assert Account.pay("x", a=1) == 3
-    for call in (Account().late, functools.partial(Account.late, Account())):
-        with pytest.raises(InvalidArgument, match=r"late is a method.* Name what identifies .*\{self\.id\}"):
-            call("x")
+    for name in ("late", "late_async"):
+        for call in (getattr(Account(), name), functools.partial(getattr(Account, name), Account())):
+            with pytest.raises(InvalidArgument, match=rf"{name} is a method.* Name what identifies .*\{{self\.id\}}"):
+                await result_of(call("x"))
     with pytest.raises(InvalidArgument, match="is a method"):
 
         class Refused:
@@ -211,7 +216,14 @@ async def test_without_a_key_all_arguments_count_and_a_method_is_refused(gate: G
             def pay(self, k: str) -> None: ...
 
     with pytest.raises(InvalidArgument, match="is a method"):
-        gate.once(scope="bound")(Plain().pay)
+
+        class RefusedAsync:
+            @gate.once
+            async def pay(self, k: str) -> None: ...
+
+    for method in (Plain().pay, Plain().pay_async):
+        with pytest.raises(InvalidArgument, match="is a method"):
+            gate.once(scope="bound")(method)
     held = ((Plain(), "object"), (Plain.open, "classmethod"), (functools.partial(Plain.pay, None), "partial"))
     for func, kind in held:
         for decorate in (gate.once(scope="held"), gate.merge(name="held")):
@@ -222,6 +234,8 @@ async def test_without_a_key_all_arguments_count_and_a_method_is_refused(gate: G
 
 class Plain:
     def pay(self, k: str) -> None: ...
+
+    async def pay_async(self, k: str) -> None: ...
 
     @classmethod
     def open(cls, k: str) -> None: ...

@@ -126,6 +126,47 @@ def test_the_newest_missed_occurrence_is_found_among_any_number() -> None:
     assert build_recurring("r", "0 9 * * *", "UTC", None, misfire_grace="1h").find_missed(last, now) is None
 
 
+@pytest.mark.parametrize(
+    ("zone", "expression", "minutes", "newest"),
+    [
+        # Minutes after the end of summer time, and the newest occurrence by then, in UTC
+        ("Europe/Berlin", "30 2 * * *", -31, datetime(2026, 10, 24, 0, 30, tzinfo=UTC)),
+        ("Europe/Berlin", "30 2 * * *", -30, datetime(2026, 10, 25, 0, 30, tzinfo=UTC)),
+        ("Europe/Berlin", "30 2 * * *", 45, datetime(2026, 10, 25, 0, 30, tzinfo=UTC)),
+        ("Europe/Berlin", "30 * * * *", 45, datetime(2026, 10, 25, 1, 30, tzinfo=UTC)),
+        ("Europe/Berlin", "0 9 * * *", 7 * 60 - 1, datetime(2026, 10, 24, 7, tzinfo=UTC)),
+        ("Europe/Berlin", "0 9 * * *", 7 * 60, datetime(2026, 10, 25, 8, tzinfo=UTC)),
+        ("Europe/Berlin", "*/30 2 29 3 *", 0, datetime(2026, 3, 29, 1, tzinfo=UTC)),
+        ("America/New_York", "30 1 * * *", 45, datetime(2026, 11, 1, 5, 30, tzinfo=UTC)),
+        ("America/New_York", "15 */1 * * *", 20, datetime(2026, 11, 1, 6, 15, tzinfo=UTC)),
+        ("America/New_York", "15 1 * * MON-FRI", 45, datetime(2026, 10, 30, 5, 15, tzinfo=UTC)),
+        ("America/New_York", "0 2 8 3 *", 0, datetime(2026, 3, 8, 7, tzinfo=UTC)),
+    ],
+)
+def test_what_was_missed_over_both_changes_of_the_clocks_is_found(
+    zone: str, expression: str, minutes: int, newest: datetime
+) -> None:
+    # Given nothing that ran from before the beginning of summer time until around its end
+    spring, autumn = CHANGES[zone]
+    last, now = spring - timedelta(hours=30), autumn + timedelta(minutes=minutes)
+    missed = [one.at for one in takewhile(lambda one: one.at is not None and one.at <= now,
+                                          build_recurring("r", expression, zone, None).after(last))]  # fmt: skip
+    assert missed[-1] == newest
+
+    def find(last: datetime, **policy: Any) -> datetime | None:
+        return build_recurring("r", expression, zone, None, **policy).find_missed(last, now)
+
+    # Then the newest one is found, and with the policy "all" the oldest one
+    assert find(last) == newest
+    assert find(last, misfire="all", misfire_grace="400d") == missed[0]
+    assert find(newest) is None
+    # And a bound counts the time that passes, not that of the clock on the wall
+    late = now - newest
+    assert find(last, misfire="all", misfire_grace=late + timedelta(seconds=1)) == newest
+    if late >= timedelta(minutes=1):
+        assert find(last, misfire_grace=late - timedelta(seconds=1)) is None
+
+
 def test_utc_needs_no_time_zone_database(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a system without a database, also if another test has imported some of the package
     for name in ["tzdata", *(name for name in sys.modules if name.startswith("tzdata."))]:

@@ -227,17 +227,23 @@ async def test_stopping_lets_what_was_heard_finish(one: Gate, raw: Any, namespac
     await eventually(lambda: raw.publish(namespace, "3") == 0)
 
 
-async def test_what_does_not_finish_within_the_grace_is_counted(one: Gate, raw: Any, namespace: str) -> None:
-    # Given one message at work that will not end, and one that waits
-    cancelled: list[str] = []
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_what_does_not_finish_within_the_grace_is_counted(
+    one: Gate, raw: Any, namespace: str, swallows: bool
+) -> None:
+    # Given one message at work that will not end, even when it is cancelled, and one that waits
+    cancelled, go, running = list[str](), asyncio.Event(), list[asyncio.Task[Any] | None]()
 
     @one.subscribe(namespace, concurrency=1)
     async def handle(heard: PubSubMessage) -> None:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.append("yes")
-            raise
+        running.append(asyncio.current_task())
+        while not go.is_set():
+            try:
+                await go.wait()
+            except asyncio.CancelledError:
+                cancelled.append("yes")
+                if not swallows:
+                    raise
 
     async with one.aio.subscribers(grace=0):
         raw.publish(namespace, "1")
@@ -245,6 +251,10 @@ async def test_what_does_not_finish_within_the_grace_is_counted(one: Gate, raw: 
         await eventually(lambda: one.counters["channel.heard"] == 2)
     # Then stopping does not wait for it, and both are counted
     assert (cancelled, one.counters["channel.abandoned"]) == (["yes"], 2)
+    # And when it ends after all, the one that waited does not start
+    go.set()
+    await eventually(lambda: running[0] is not None and running[0].done())
+    assert len(running) == 1
 
 
 def no_generator(heard: PubSubMessage) -> Any:

@@ -282,10 +282,21 @@ async def test_what_another_worker_serves_is_not_late(gate: Gate, eventually: An
         await eventually(lambda: done == ["a"])
 
 
-async def test_a_subscriber_that_is_registered_too_late_is_reported(gate: Gate, namespace: str, caplog: Any) -> None:
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda gate, name: gate.subscribe(name)(print),
+        lambda gate, name: gate.stream(name, group="g")(print),
+        lambda gate, name: gate.consume_list(name)(print),
+    ],
+    ids=["channel", "stream", "list"],
+)
+async def test_a_subscriber_that_is_registered_too_late_is_reported(
+    gate: Gate, namespace: str, caplog: Any, register: Any
+) -> None:
     gate.subscribe(f"{namespace}-first")(print)
     async with gate.aio.subscribers():
-        gate.subscribe(f"{namespace}-news")(print)
+        register(gate, f"{namespace}-news")
         gate.topic("t").handler(print)  # no worker runs
     assert gate.counters["worker.declared_late"] == 1
     (text,) = [record.getMessage() for record in caplog.records if "declared_late" in record.getMessage()]

@@ -246,11 +246,12 @@ async def test_a_payload_that_its_topic_cannot_take_is_refused_at_the_start(gate
     assert (await topic.aio.stats()).pending == 0
 
 
-async def paused_for_two_hours(gate: Gate, clock: Clock, eventually: Any, restart: bool, **options: Any) -> list[int]:
+async def paused_for_two_hours(
+    gate: Gate, clock: Clock, eventually: Any, restart: bool, begin: datetime, **options: Any
+) -> list[int]:
     """Pause a topic with a job of every ten minutes from 0:05 to 2:05; return the minutes of all that ran by 2:11."""
     topic, seen = noting(gate, slots=2)
     topic.every("*/10 * * * *", name="often", **options)
-    begin = at(2026, 1, 1)
     clock.set(begin.timestamp() + 300)
     async with gate.aio.worker():
         await eventually(planned(topic))
@@ -271,6 +272,14 @@ async def paused_for_two_hours(gate: Gate, clock: Clock, eventually: Any, restar
     return [(occurrence - begin) // timedelta(minutes=1) for occurrence in sorted(seen)]
 
 
+@pytest.mark.parametrize(
+    ("zone", "begin"),
+    [
+        ("UTC", at(2026, 1, 1)),
+        ("Europe/Berlin", at(2026, 10, 25)),  # an hour before the end of summer time
+        ("America/New_York", at(2026, 3, 8, 6)),  # an hour before its beginning
+    ],
+)
 @pytest.mark.parametrize("restart", [False, True], ids=["paused", "restarted"])
 @pytest.mark.parametrize(
     ("options", "late"),
@@ -284,11 +293,52 @@ async def paused_for_two_hours(gate: Gate, clock: Clock, eventually: Any, restar
     ids=["once", "none", "once-in-time", "all-within-a-bound", "all"],
 )
 async def test_the_policy_decides_what_runs_after_a_pause_or_without_a_worker(
-    gate: Gate, clock: Clock, eventually: Any, restart: bool, options: Any, late: list[int]
+    gate: Gate, clock: Clock, eventually: Any, restart: bool, zone: str, begin: datetime, options: Any, late: list[int]
 ) -> None:
-    assert await paused_for_two_hours(gate, clock, eventually, restart, **options) == [*late, 130]
+    assert await paused_for_two_hours(gate, clock, eventually, restart, begin, tz=zone, **options) == [*late, 130]
     counters = gate.topic("reports").stats()
     assert counters["dead"] == counters["cancelled"] == 0
+
+
+@pytest.mark.parametrize(
+    ("zone", "spring", "newest", "coming"),
+    [
+        ("Europe/Berlin", at(2026, 3, 28, 12), at(2026, 10, 25, 0, 30), at(2026, 10, 26, 1, 30)),
+        ("America/New_York", at(2026, 3, 7, 12), at(2026, 11, 1, 5, 30), at(2026, 11, 2, 6, 30)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("options", "days"),
+    [({}, 1), ({"misfire_grace": "74m"}, 0), ({"misfire": "all", "misfire_grace": "3d"}, 3)],
+    ids=["once", "none", "all-within-a-bound"],
+)
+async def test_the_policy_decides_after_a_summer_without_a_worker(
+    gate: Gate,
+    clock: Clock,
+    eventually: Any,
+    zone: str,
+    spring: datetime,
+    newest: datetime,
+    coming: datetime,
+    options: Any,
+    days: int,
+) -> None:
+    # Given a nightly job in the hour that the end of summer time repeats, planned before summer time began
+    topic, seen = noting(gate)
+    topic.every("30 2 * * *" if zone == "Europe/Berlin" else "30 1 * * *", name="nightly", tz=zone, **options)
+    clock.set(spring.timestamp())
+    async with Worker(gate):
+        await eventually(planned(topic))
+    # When a worker comes again in the second of the two hours, after the same time of the clock on the wall
+    clock.set((newest + timedelta(minutes=75)).timestamp())
+    async with Worker(gate):
+        await eventually(lambda: len(seen) == days)
+        await eventually(planned(topic))
+        assert (await topic.aio.stats()).next_due == coming
+        clock.set(coming.timestamp())
+        await eventually(lambda: seen[-1:] == [coming])
+    # Then it makes up for what the policy says: no night twice, and the last one is 75 minutes ago
+    assert sorted(seen) == [newest - timedelta(days=day) for day in reversed(range(days))] + [coming]
 
 
 async def test_a_retry_is_no_misfire(gate: Gate, clock: Clock, eventually: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -125,6 +126,24 @@ def serve(face: str, mount: Callable[..., Client], gate: Gate) -> Callable[..., 
         return mount(server, build_app(kind, name, handler, {"gate": gate, **given}), name)
 
     return build
+
+
+FORGED = "\nERROR forged\x1b[2J"
+"""What a client may send as a part of a path: a line end, and what a terminal acts on."""
+QUOTED = "%0AERROR%20forged%1B[2J"
+ESCAPED = r"\nERROR forged\x1b[2J"
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the messages of the log. A record has one line, and the indented ones of a traceback, all escaped."""
+    records = [record for record in caplog.records if record.name == "idemgate.http"]
+    for record in records:
+        first, *traceback = logging.Formatter().format(record).split("\n")
+        assert first == record.getMessage()
+        for line in (first, *traceback, record.__dict__["method"], record.__dict__["path"]):
+            assert line.isprintable()
+        assert all(line.startswith("  ") for line in traceback)
+    return [record.getMessage() for record in records]
 
 
 class Effects:

@@ -15,7 +15,7 @@ from idemgate_http import Response, record_key
 from idemgate_http.webhooks import GitHub
 
 from integrations.http.tests.apps import Answer, Call
-from integrations.http.tests.conftest import FACES, Client, Effects
+from integrations.http.tests.conftest import ESCAPED, FACES, QUOTED, Client, Effects, logged
 
 Serve = Callable[..., Client]
 
@@ -489,14 +489,12 @@ def test_a_path_adds_no_line_to_the_log(serve: Serve, caplog: Any) -> None:
     effects = Effects(lambda call, number: Answer(b"short", 201, [("Content-Length", "10")], length=False))
     client = serve(effects, redact=lambda response: response.nothing)
     with contextlib.suppress(httpx.TransportError):  # some servers close the connection
-        client.post(path="/a%0AERROR%20forged%1B[2J")
+        client.post(path=f"/a{QUOTED}")
     effects._answer = lambda call, number: Answer(b"whole")
-    client.post(path="/b%0D%0AERROR%20forged%C2%85")
-    records = [record for record in caplog.records if record.name == "idemgate.http"]
-    assert {record.getMessage().split()[0] for record in records} == {"http.wrong_length", "http.redact_failed"}
-    for record in records:
-        assert record.getMessage().isprintable()
-        assert getattr(record, "path", "").isprintable()
+    client.post(path=f"/b{QUOTED}%0D%0A%C2%85")
+    texts = logged(caplog)
+    assert {text.split()[0] for text in texts} == {"http.wrong_length", "http.redact_failed"}
+    assert all(ESCAPED in text for text in texts)
 
 
 def test_no_secret_is_logged(serve: Serve, effects: Effects, caplog: Any) -> None:

@@ -14,6 +14,7 @@ from idemgate_http.flask import idempotent
 from idemgate_http.wsgi import IdempotencyKeyWSGI, read_environ
 
 from idemgate import Gate
+from integrations.http.tests.conftest import ESCAPED, FORGED, QUOTED, logged
 
 OPTIONS: dict[str, Any] = {"single_tenant": True}
 
@@ -415,6 +416,45 @@ def test_an_exception_that_flask_does_not_handle_frees_the_key(gate: Gate) -> No
     app.testing = False
     assert app.test_client().post("/pay", headers={"Idempotency-Key": "k"}).status_code == 500
     assert len(runs) == 2
+
+
+@pytest.mark.parametrize(
+    ("event", "headers", "end"),
+    [
+        ("record_failed", {}, ": ZeroDivisionError"),
+        ("redact_failed", {}, ": ZeroDivisionError"),
+        ("wrong_length", {"Content-Length": "10"}, ""),
+    ],
+)
+def test_a_path_adds_no_line_to_the_log_of_a_view_of_flask(
+    gate: Gate, caplog: Any, event: str, headers: Any, end: str
+) -> None:
+    app, runs = flask.Flask("shop"), list[str]()
+
+    class Odd(flask.Response):
+        automatically_set_content_length = False
+
+        def get_data(self, as_text: bool = False) -> Any:
+            if event == "record_failed":
+                raise ZeroDivisionError(f"of the response{FORGED}")
+            return super().get_data(as_text)
+
+    def redact(response: Any) -> Any:
+        raise ZeroDivisionError(f"of redact{FORGED}")
+
+    @idempotent(gate, redact=redact if event == "redact_failed" else None, **OPTIONS)
+    def pay() -> Any:
+        runs.append(event)
+        return Odd("short", 201, headers)
+
+    def post() -> int:
+        with app.test_request_context(f"/pay{QUOTED}", method="POST", headers={"Idempotency-Key": "k"}):
+            return flask.make_response(pay()).status_code
+
+    assert post() == 201
+    assert logged(caplog) == [f"http.{event} method=POST path=/pay{ESCAPED}{end}"]
+    # A wrong length means that the view broke off, so its key is free
+    assert (post(), len(runs)) == ((201, 2) if event == "wrong_length" else (409, 1))
 
 
 @pytest.mark.skipif(flask.Request.max_content_length.fset is None, reason="Flask 3.0 has one limit for all requests")
