@@ -206,8 +206,8 @@ async def test_it_comes_back_when_the_other_owners_lease_may_end(one: Gate, jobs
         ran.append(entry)
 
     record = claims_of(one).key("orders", b"7")
-    one.context.link.run(claims_of(one).claim(record, b"v" * 16, 300, 60_000, b"", 0, False, False))
     async with one.aio.subscribers():
+        one.context.link.run(claims_of(one).claim(record, b"v" * 16, 2_000, 60_000, b"", 0, False, False))
         # When its entry comes
         jobs.push("7")
         # Then it is delayed until that lease has ended, not for the hour

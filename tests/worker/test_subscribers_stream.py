@@ -219,7 +219,7 @@ async def test_it_comes_back_when_the_other_owners_lease_may_end(one: Gate, stre
         ran.append(entry.id)
 
     async with one.aio.subscribers():
-        vanished = claims_of(one).claim(raw_record, b"v" * 16, 1000, 60_000, b"", 0, False, False)
+        vanished = claims_of(one).claim(raw_record, b"v" * 16, 2_000, 60_000, b"", 0, False, False)
         one.context.link.run(vanished)
         # When its entry comes
         first = stream.add(order=7).decode()
