@@ -530,6 +530,37 @@ def test_a_server_that_does_not_start_again_at_once_is_tried_again(
 
 
 @one_program
+def test_a_server_that_is_being_started_again_is_closed_too(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedded._close_shared()
+    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+    start_again = embedded._start_again
+
+    def start_late(name: str | None, server: embedded.Embedded) -> embedded.Embedded:
+        begun.set()
+        assert go.wait(60)
+        try:
+            return start_again(name, server)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(embedded, "_start_again", start_late)
+    # Given a temporary server whose supervisor was killed, and which is about to start again
+    server = embedded.shared_server("embedded://")
+    os.kill(server.supervisor_pid, signal.SIGKILL)
+    assert begun.wait(60)
+    # When the process closes its servers
+    closer = threading.Thread(target=embedded._close_shared)
+    closer.start()
+    go.set()
+    assert ended.wait(60)
+    closer.join(60)
+    # Then no server and no file is left
+    assert not closer.is_alive()
+    assert not embedded._shared
+    assert not Path(server.directory).exists()
+
+
+@one_program
 def test_a_directory_that_is_gone_is_not_made_again_by_the_watch(
     program: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

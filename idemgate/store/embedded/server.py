@@ -513,8 +513,9 @@ def _log_events(watch: socket.socket, closing: threading.Event, directory: str) 
 
 @atexit.register
 def _close_shared() -> None:
-    while _shared:
-        _shared.popitem()[1].close()
+    with _shared_lock:  # so that a server that is being started again is closed, too
+        while _shared:
+            _shared.popitem()[1].close()
 
 
 @run_in_child
