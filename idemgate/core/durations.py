@@ -45,7 +45,7 @@ def milliseconds(value: Duration, name: str, *, zero: bool = False) -> int:
 
     Raises:
         InvalidArgument: `value` is not a duration, is negative, or is longer than 100 years. The same for 0 unless
-            `zero`, and for a positive duration below 1 ms, which would be rounded to 0.
+            `zero`, and for a positive duration below 1 ms. With `zero` that is 1 ms: it may be what is left of a time.
     """
     if type(value) is float and 0.002 < value < 1e6:  # the common case; the exact computation takes 20 times as long
         ms = value * 1000
@@ -55,6 +55,8 @@ def milliseconds(value: Duration, name: str, *, zero: bool = False) -> int:
     exact = _exact(value, name)
     if exact < 0:
         raise InvalidArgument(name, value, "is negative", "Pass a duration that lies ahead")
+    if 0 < exact < 1 and zero:
+        return 1
     if 0 < exact < 1:
         raise InvalidArgument(name, value, "is shorter than a millisecond", 'Pass at least 0.001 seconds, or "1ms"')
     if exact > LONGEST_MS:

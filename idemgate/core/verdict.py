@@ -17,6 +17,7 @@ from idemgate.errors import (
     InvalidArgument,
     KeyReused,
     LeaseLost,
+    NotDurable,
     OutcomeUnknown,
     PartialFailure,
     ReplayedFailure,
@@ -27,7 +28,7 @@ from idemgate.errors import (
 )
 
 __all__ = [
-    "HANDLED", "UNCOUNTED", "Action", "Outcome", "Step", "Verdict", "choose_step", "judge_error", "verdict_of",
+    "HANDLED", "Action", "Outcome", "Step", "Verdict", "choose_step", "counts_no_attempt", "judge_error", "verdict_of",
 ]  # fmt: skip
 
 log = logging.getLogger("idemgate.once")
@@ -42,8 +43,7 @@ _PERMANENT = (
     Bury, InvalidArgument, KeyReused, ReplayedFailure, OutcomeUnknown, AttemptsExhausted, DecodeError,
 )  # fmt: skip
 """Errors that each further delivery of the message would raise again."""
-UNCOUNTED = (DownstreamUnavailable, StoreUnavailable, AlreadyInProgress, LeaseLost)
-"""Errors that are not the fault of the run that raises them: it counts as no attempt of its key."""
+_OUTAGES = (DownstreamUnavailable, StoreUnavailable, AlreadyInProgress, LeaseLost)
 
 
 class Verdict(NamedTuple, Generic[R]):
@@ -127,6 +127,14 @@ def judge_error(error: BaseException) -> Verdict[Any]:
     return verdict_of(error)._replace(ran=True)
 
 
+def counts_no_attempt(error: BaseException | None) -> bool:
+    """Return whether a run that raised this error counts as no attempt of its key, because it is not the run's fault.
+
+    `NotDurable` counts: the write that raised it was executed, and each further run may repeat it.
+    """
+    return isinstance(error, _OUTAGES) and not isinstance(error, NotDurable)
+
+
 def choose_step(verdict: Verdict[Any]) -> Step:
     """Return what a worker or subscriber does with a message after its handler ended, or could not run.
 
@@ -135,14 +143,14 @@ def choose_step(verdict: Verdict[Any]) -> Step:
     | "ack" | it is done, now or before | |
     | "bury" | each further delivery ends in the same error: dead-letter it | |
     | "pause" | the downstream service is unavailable: deliver it again after a pause of the whole source | no |
-    | "defer" | it is in progress, its lease was lost, or no store answered: deliver it again | no |
-    | "retry" | the handler raised another error: deliver it again after the backoff | yes |
+    | "defer" | it is in progress, its lease was lost, or no store answered before it ran: deliver it again | no |
+    | "retry" | the handler raised: deliver it again after the backoff | yes |
     """
     if verdict.action != "retry":
         return "ack" if verdict.action == "ack" else "bury"
     if isinstance(verdict.error, DownstreamUnavailable):
         return "pause"
-    if verdict.outcome != "failed" or isinstance(verdict.error, StoreError if not verdict.ran else UNCOUNTED):
+    if verdict.outcome != "failed" or (not verdict.ran and isinstance(verdict.error, StoreError)):
         return "defer"
     return "retry"
 

@@ -11,7 +11,7 @@ from idemgate.core.calls import PerKeyCall
 from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration
 from idemgate.core.validation import check_iterable
-from idemgate.core.verdict import UNCOUNTED
+from idemgate.core.verdict import counts_no_attempt
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.guard.acquire import acquire_many, acquire_many_async, renew_late, renew_late_async
 from idemgate.guard.claim import AioClaim, BaseClaim, Claim, record_block_end, renew_until_ended
@@ -115,7 +115,7 @@ class ClaimBatch(_BaseBatch[Claim]):
     ) -> None:
         try:
             if held := self._held_claims(error):
-                _, calls = build_releases(self._context, held, undo=isinstance(error, UNCOUNTED))
+                _, calls = build_releases(self._context, held, undo=counts_no_attempt(error))
                 outcomes = run_ends(self._context, held, calls, completes=False)
                 record_block_end(self._context, held, outcomes, error)
         finally:
@@ -157,7 +157,7 @@ class AioClaimBatch(_BaseBatch[AioClaim]):
     ) -> None:
         try:
             if held := self._held_claims(error):
-                _, calls = build_releases(self._context, held, undo=isinstance(error, UNCOUNTED))
+                _, calls = build_releases(self._context, held, undo=counts_no_attempt(error))
                 outcomes = await run_ends_async(self._context, held, calls, completes=False)
                 record_block_end(self._context, held, outcomes, error)
         finally:

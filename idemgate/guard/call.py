@@ -22,7 +22,7 @@ from idemgate.core.codec.storable import describe_unstored, has_other_class, ref
 from idemgate.core.keys import Key, text_of
 from idemgate.core.text import event_log, message_of, one_line
 from idemgate.core.validation import ENDED, call_async, call_blocking, refuse_unfinished
-from idemgate.core.verdict import UNCOUNTED, Verdict, verdict_of
+from idemgate.core.verdict import Verdict, counts_no_attempt, verdict_of
 from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import (
     AlreadyDone,
@@ -683,8 +683,8 @@ def _apply_on_error(context: Context, request: Request, error: Exception) -> End
 
 
 def _build_release(error: Exception, failure: bytes = b"") -> Ending:
-    """Return the ending that releases the key after a failure. One of `UNCOUNTED` counts as no attempt."""
-    return build_ending(UNDO if isinstance(error, UNCOUNTED) else RELEASE, failure)
+    """Return the ending that releases the key after a failure."""
+    return build_ending(UNDO if counts_no_attempt(error) else RELEASE, failure)
 
 
 def _encode_failure(error: BaseException) -> bytes:

@@ -15,7 +15,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, text_of
 from idemgate.core.text import one_line
 from idemgate.core.validation import check_iterable
-from idemgate.core.verdict import UNCOUNTED
+from idemgate.core.verdict import counts_no_attempt
 from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import (
     ClaimRejected,
@@ -252,7 +252,7 @@ class BaseClaim:
 
     def _build_release(self, error: BaseException | None = None) -> Call[bool]:
         """Build the call that releases the claim, after an error of its block if there is one."""
-        request, undo = self._request, isinstance(error, UNCOUNTED)
+        request, undo = self._request, counts_no_attempt(error)
         return request.claims.release(request.record, request.owner, request.options.retention, undo)
 
     def _build_checkpoint(self, data: object) -> Call[bool]:

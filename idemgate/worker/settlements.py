@@ -9,7 +9,7 @@ from typing import Any
 from idemgate.core.codec.storable import refuse_unfinished_inside
 from idemgate.core.text import event_log, last_line
 from idemgate.core.verdict import Verdict, choose_step, judge_error
-from idemgate.errors import DownstreamUnavailable, IdemgateError, InvalidArgument, PartialFailure, StoreUnavailable
+from idemgate.errors import DownstreamUnavailable, IdemgateError, InvalidArgument, PartialFailure
 from idemgate.topics.deliveries import Settlement, defer_oversize, nack_items
 from idemgate.topics.messages import Delivery
 from idemgate.topics.results import encode_result
@@ -39,7 +39,8 @@ def choose_settlement(entry: InFlight, verdict: Verdict[Any], stopping: bool) ->
 
     - Handled, or done before: acknowledge, with the result if the topic keeps results.
     - Rejected, or an unreadable message: bury.
-    - In progress, lease of the guard lost, or a store unavailable: defer; this does not count as an attempt.
+    - In progress, lease of the guard lost, or store unavailable before the handler ran: defer; this does not count as
+      an attempt.
     - `DownstreamUnavailable`: defer, and pause the topic.
     - Cancelled by the stop of the worker: return; this does not count as an attempt either.
     - `PartialFailure`: retry some items after the backoff.
@@ -68,8 +69,7 @@ def choose_settlement(entry: InFlight, verdict: Verdict[Any], stopping: bool) ->
             error, settlement = unfinished, Settlement("bury", delivery, failure=last_line(unfinished))
     if verdict.outcome == "duplicate":
         counters.add("worker.duplicate")
-    met_outage = verdict.ran and verdict.outcome == "failed" and isinstance(error, StoreUnavailable)
-    if error is not None and (met_outage or settlement.verb not in ("ack", "defer", "return")):
+    if error is not None and settlement.verb not in ("ack", "defer", "return"):
         facts, attempt = entry.log_facts(), attempt_number(delivery)
         log.warning(
             "worker.handler_failed topic=%r key=%r attempt=%s", *facts.values(), attempt,

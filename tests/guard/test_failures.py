@@ -14,6 +14,7 @@ from idemgate.errors import (
     AttemptsExhausted,
     DownstreamUnavailable,
     LeaseLost,
+    NotDurable,
     ReplayedFailure,
     StoreUnavailable,
 )
@@ -267,7 +268,7 @@ async def test_after_max_attempts_nothing_runs_until_it_is_forgotten(face: Any, 
     assert attempts == [1, 2, 3, 1]
 
 
-UNCOUNTED = [
+OUTAGES = [
     DownstreamUnavailable("away"),
     StoreUnavailable("the store of another gate is away", "no"),
     AlreadyInProgress("another key", 1.0),
@@ -289,7 +290,7 @@ async def run_by(face: Any, how: str, body: Callable[[str], object], **options: 
             body("x")
 
 
-@pytest.mark.parametrize("error", UNCOUNTED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", OUTAGES, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("how", ["once", "run", "run_many", "claim", "claim_many"])
 async def test_what_is_not_the_fault_of_a_run_counts_as_no_attempt(face: Any, how: str, error: Exception) -> None:
     # Given a function that may fail twice
@@ -306,6 +307,18 @@ async def test_what_is_not_the_fault_of_a_run_counts_as_no_attempt(face: Any, ho
     ran: list[str] = []
     await run_by(face, how, ran.append, max_attempts=2)
     assert ran == ["x"]
+
+
+@pytest.mark.parametrize("how", ["once", "run", "run_many", "claim", "claim_many"])
+async def test_a_run_whose_write_may_be_lost_counts_as_an_attempt(face: Any, how: str) -> None:
+    # Given a function whose own write was executed, and may be lost: each run repeats it
+    def fail(key: str) -> None:
+        raise NotDurable("0 of 1 replicas have it")
+
+    for _ in range(2):
+        with pytest.raises(NotDurable):
+            await run_by(face, how, fail, max_attempts=2)
+    assert (await face.inspect("x", scope="s")).attempts == 2
 
 
 async def test_a_run_that_does_not_count_keeps_its_checkpoint_and_the_attempts_before(face: Any) -> None:

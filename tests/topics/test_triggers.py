@@ -446,7 +446,7 @@ async def test_nobody_is_told_of_what_waits_behind_a_delivery(
     with raw.pubsub() as heard:
         heard.subscribe(f"ig2:{{{namespace}:topic:t:0/1}}:scheduled")
         # When it is triggered, and then another
-        await topic.trigger_many([Trigger("k")] * triggers)
+        await (topic.trigger("k") if triggers == 1 else topic.trigger_many([Trigger("k")] * triggers))
         await topic.trigger("other")
         told = [heard.get_message(timeout=30) for _ in range(2)]
     # Then the latter alone is published

@@ -81,8 +81,13 @@ def test_zero_passes_only_where_zero_means_something(written: Any) -> None:
     assert milliseconds(written, "delay", zero=True) == 0
 
 
-@pytest.mark.parametrize("written", [-1, "-1s", 0.0009, timedelta(microseconds=1)])
-def test_zero_being_allowed_allows_nothing_else(written: Any) -> None:
+@pytest.mark.parametrize("written", [0.0009, 0.0001, timedelta(microseconds=1)])
+def test_what_is_left_of_a_time_is_not_refused_for_being_short(written: Any) -> None:
+    assert milliseconds(written, "wait", zero=True) == 1
+
+
+@pytest.mark.parametrize("written", [-1, "-1s"])
+def test_zero_being_allowed_allows_nothing_below_it(written: Any) -> None:
     with pytest.raises(InvalidArgument):
         milliseconds(written, "delay", zero=True)
 

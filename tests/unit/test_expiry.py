@@ -26,6 +26,7 @@ from idemgate.subscribers.expiry.rules import (
     was_deleted,
 )
 from idemgate.testing import Clock
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,13 @@ def test_events_are_called_what_a_server_calls_them(telling: Any, name: str) -> 
     client.set("a", "x", px=60_000)
     act(client)
     wanted = f"__keyevent@{'1' if name == 'moved here' else '0'}__:{event()}"
-    while heard.get_message(timeout=30)["channel"] != wanted:
+
+    def is_told() -> bool:
         client.get("a")  # and what has expired is noticed
+        message = heard.get_message(timeout=1)
+        return message is not None and message["channel"] == wanted
+
+    wait_until(is_told)
 
 
 @pytest.mark.parametrize(("left_ms", "alive", "expires"), [(-2, False, False), (-1, True, False), (0, True, True)])

@@ -12,12 +12,10 @@ from idemgate.errors import (
     DownstreamUnavailable,
     LeaseLost,
     Retry,
-    ServerRejected,
     StoreUnavailable,
 )
 
 AWAY = StoreUnavailable("away", executed="no")
-REFUSED = ServerRejected("NOPERM")
 
 
 @pytest.mark.parametrize(
@@ -34,9 +32,7 @@ REFUSED = ServerRejected("NOPERM")
         pytest.param(verdict_of(LeaseLost("k", "s")), "defer", id="lost"),
         pytest.param(Verdict("lost", error=AWAY, ran=True), "defer", id="lost, and not recorded"),
         pytest.param(verdict_of(AWAY), "defer", id="no store answered"),
-        pytest.param(verdict_of(AWAY)._replace(ran=True), "defer", id="the handler met a store that is away"),
-        pytest.param(verdict_of(REFUSED), "defer", id="the store refused before it ran"),
-        pytest.param(verdict_of(REFUSED)._replace(ran=True), "retry", id="the handler met a refusal"),
+        pytest.param(verdict_of(AWAY)._replace(ran=True), "retry", id="the handler met a store error"),
         pytest.param(verdict_of(Retry("later", delay=1)), "retry", id="retry"),
         pytest.param(verdict_of(ValueError()), "retry", id="failed"),
     ],

@@ -213,7 +213,7 @@ class _Stage:
                 self._start_all()
                 self._publish(plan, kill)
                 self.say("Waiting for the last windows")
-                self._wait_until(self._is_done)
+                self._wait_until(self._is_done, self.order.window + PATIENCE)
             except Stopped as reason:
                 self.records.faults.append(str(reason))
             finally:
@@ -229,7 +229,7 @@ class _Stage:
         for number, reports in enumerate(self.records.subscribers, 1):
             self._start(f"subscriber {number}", reports)
         self._start("worker", self.records.workers[0])
-        self._wait_until(self._is_subscribed)
+        self._wait_until(self._is_subscribed, PATIENCE)
 
     def _start(self, name: str, reports: Reports) -> None:
         self.children[name] = _Child(name, reports, self.order, self.say)
@@ -243,8 +243,9 @@ class _Stage:
             if kill and number == len(plan) * 6 // 10:
                 self._replace("worker", self.records.workers, "Its deliveries return after 2 s")
             self._check(0)
-            while time.monotonic() < began + at or max(self.records.open_copies) >= MOST_BEHIND:
+            while time.monotonic() < began + at:
                 self._check()
+            self._wait_until(lambda: max(self.records.open_copies) < MOST_BEHIND, PATIENCE)
             self.records.published.append(event)  # before it is: a report may come before the answer
             self._command("PUBLISH", self.order.name, json.dumps(event._asdict()))
 
@@ -257,9 +258,8 @@ class _Stage:
         reports.append(Reports(complete=False))
         self._start(f"new {name}", reports[-1])
 
-    def _wait_until(self, reached: Callable[[], bool]) -> None:
-        """Raises Stopped if it is not reached, and nothing is reported for too long."""
-        patience = self.order.window + PATIENCE
+    def _wait_until(self, reached: Callable[[], bool], patience: float) -> None:
+        """Raises Stopped if it is not reached, and nothing is reported for so many seconds."""
         reports, since = self.records.size, time.monotonic()
         while not reached():
             self._check()

@@ -8,6 +8,7 @@ import json
 import math
 import random
 import zlib
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
@@ -44,14 +45,13 @@ def plan_of(events: Sequence[DemoEvent], speed: float | None) -> tuple[Plan, flo
     pauses = (min(max(after.ts - before.ts, 0.0), MAX_GAP) for before, after in pairwise(events))
     offsets = list(accumulate(pauses, initial=0.0))
     speed = speed or max(1.0, offsets[-1] / SECONDS)
-    plan = list(zip(offsets, events, strict=True))
-    chance = random.Random(1)
-    for place, event in enumerate(events):
+    chance, plan = random.Random(1), Plan()
+    again: defaultdict[int, list[DemoEvent]] = defaultdict(list)
+    for place, (offset, event) in enumerate(zip(offsets, events, strict=True)):
         if chance.random() < TWICE:
-            later = min(place + chance.randint(0, LATER), len(events) - 1)
-            plan.append((offsets[later], event))
-    plan.sort(key=lambda timed: timed[0])
-    return [(offset / speed, event) for offset, event in plan], speed
+            again[min(place + chance.randint(0, LATER), len(events) - 1)].append(event)
+        plan += [(offset / speed, one) for one in (event, *again[place])]
+    return plan, speed
 
 
 def made_up(count: int) -> list[DemoEvent]:

@@ -25,7 +25,7 @@ from idemgate import (
 from idemgate.core.pickling import PickledByName
 from idemgate.core.scopes import check_unregistered
 from idemgate.core.text import event_log, one_line
-from idemgate.core.verdict import UNCOUNTED
+from idemgate.core.verdict import counts_no_attempt
 from idemgate.errors import NotConfigured, ServerRejected
 from idemgate.types import Verdict, check_function, milliseconds, scope_of
 
@@ -370,7 +370,7 @@ class _ConsumerGuard:
         error = verdict.error
         if verdict.outcome == "rejected":
             settlement = Settlement("reject", 0, "rejected")
-        elif isinstance(error, UNCOUNTED):
+        elif counts_no_attempt(error):
             settlement = Settlement("return", delay, "deferred")
         else:
             settlement = Settlement("requeue", delay, "failed")
