@@ -162,9 +162,7 @@ def test_which_errors_are_worth_another_try(error: Exception, passing: bool) -> 
     assert is_transient(error) is passing
 
 
-async def test_a_busy_script_is_waited_for(
-    asker: Any, own: redis.Redis, own_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_busy_script_is_waited_for(asker: Any, own: redis.Redis, own_url: str, three_tries: Any) -> None:
     # Given a server that is busy with an endless script of another client
     ask = asker(own_url)
     await ask.run(claim(ask.gate, "before"))
@@ -173,9 +171,8 @@ async def test_a_busy_script_is_waited_for(
         endless = asyncio.create_task(asyncio.to_thread(_ignoring_errors, busy.eval, "while true do end", 0))
         try:
             await eventually(lambda: _busy(own))
-            # When a call has less time than that. Its last try has seconds for the answer, also on a busy machine
-            with monkeypatch.context() as patch, pytest.raises(StoreUnavailable) as told:
-                patch.setattr(retry, "retry_pause", lambda tries: 0.0 if tries < 3 else 60.0)
+            # When a call has less time than that
+            with three_tries(), pytest.raises(StoreUnavailable) as told:
                 await ask.run(claim(ask.gate, "k"), within=20)
             # Then it says that nothing was executed
             assert told.value.executed == "no"
@@ -190,14 +187,16 @@ async def test_a_busy_script_is_waited_for(
         await endless
 
 
-async def test_a_replica_is_waited_for_until_it_is_a_primary(asker: Any, own: redis.Redis, own_url: str) -> None:
+async def test_a_replica_is_waited_for_until_it_is_a_primary(
+    asker: Any, own: redis.Redis, own_url: str, three_tries: Any
+) -> None:
     # Given a server that was made a replica
     ask = asker(own_url)
     await ask.run(claim(ask.gate, "before"))
     own.replicaof("127.0.0.1", "1")
     try:
-        with pytest.raises(StoreUnavailable) as told:
-            await ask.run(claim(ask.gate, "k"), within=0.1)
+        with three_tries(), pytest.raises(StoreUnavailable) as told:
+            await ask.run(claim(ask.gate, "k"), within=20)
         assert told.value.executed == "no"
         late = asyncio.create_task(ask.run(claim(ask.gate, "k")))
     finally:
@@ -376,12 +375,12 @@ def test_an_error_inside_a_topic_script_keeps_its_code(own: redis.Redis, own_url
             own.replicaof("NO", "ONE")
 
 
-async def test_missing_replicas_are_waited_for(asker: Any, own: redis.Redis, own_url: str) -> None:
+async def test_missing_replicas_are_waited_for(asker: Any, own: redis.Redis, own_url: str, three_tries: Any) -> None:
     # Given a server that wants a replica before it writes
     ask = asker(own_url)
     own.config_set("min-replicas-to-write", 1)
-    with pytest.raises(StoreUnavailable, match="NOREPLICAS") as told:
-        await ask.run(claim(ask.gate, "k"), within=0.1)
+    with three_tries(), pytest.raises(StoreUnavailable, match="NOREPLICAS") as told:
+        await ask.run(claim(ask.gate, "k"), within=20)
     assert told.value.executed == "no"
     # When it no longer does, Then the call gets through
     late = asyncio.create_task(ask.run(claim(ask.gate, "k")))
