@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,17 @@ async def impatient(face: Any, wire: Wire, clock: Clock, namespace: str) -> Asyn
     made.close()
 
 
+@contextmanager
+def _ending(*sockets: socket.socket) -> Iterator[None]:
+    """End connections after the block. A thread that reads one wakes first: its number may soon be that of another."""
+    with suppress(OSError):
+        yield
+    for one in sockets:
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+        one.close()
+
+
 SCRIPT = re.compile(rb"\$7\r\nEVALSHA\r\n|\$4\r\nEVAL\r\n")
 
 
@@ -178,7 +189,7 @@ class Wire:
 
     def _up(self, client: socket.socket, server: socket.socket, connection: dict[str, str]) -> None:
         rest = b""  # a command may be cut in two
-        with suppress(OSError), client, server:
+        with _ending(client, server):
             while data := client.recv(65_536):
                 scripts = len(SCRIPT.findall(rest + data)) - len(SCRIPT.findall(rest))
                 rest = (rest + data)[-16:]
@@ -191,7 +202,7 @@ class Wire:
                 server.sendall(data)
 
     def _down(self, server: socket.socket, client: socket.socket, connection: dict[str, str]) -> None:
-        with suppress(OSError), client, server:
+        with _ending(client, server):
             while data := server.recv(65_536):
                 self.flowing.wait()
                 connection["turn"] = "down"

@@ -556,7 +556,7 @@ async def test_keys_of_idemgate_itself_are_none_of_them(make: Make, raw: Any, ev
         for key in (b"\xff\n", b"", b"k" * 70_000):
             raw.set(key, "x", px=30)
         raw.set("end", "x", px=60)
-        await eventually(lambda: "end" in keys(ran))
+        await eventually(lambda: len(ran) >= 2)
         await eventually(lambda: not raw.keys("ig2:*first*"))
     # Then ours are not handled, and what cannot be is counted
     assert sorted(gone.raw_key for gone in ran) == [b"end", b"\xff\n"]
