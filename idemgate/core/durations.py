@@ -36,7 +36,7 @@ _TEXT = re.compile("".join(rf"(?:([0-9]{{1,18}}(?:\.[0-9]{{1,18}})?){unit}(?![a-
 
 
 def milliseconds(value: Duration, name: str, *, zero: bool = False) -> int:
-    """Convert a duration to whole milliseconds, rounded to the nearest.
+    """Convert a duration to the nearest number of whole milliseconds.
 
     Args:
         value: the duration.
@@ -44,8 +44,9 @@ def milliseconds(value: Duration, name: str, *, zero: bool = False) -> int:
         zero: accept a duration of 0.
 
     Raises:
-        InvalidArgument: `value` is not a duration, is negative, or is longer than 100 years. The same for 0 unless
-            `zero`, and for a positive duration below 1 ms. With `zero` that is 1 ms: it may be what is left of a time.
+        InvalidArgument: `value` is not a duration or is negative or is longer than 100 years. Without `zero`, it is
+            also raised for 0 and for a positive duration below 1 ms. With `zero` the latter is 1 ms: what is left of a
+            longer time may be as short.
     """
     if type(value) is float and 0.002 < value < 1e6:  # the common case; the exact computation takes 20 times as long
         ms = value * 1000
@@ -55,9 +56,9 @@ def milliseconds(value: Duration, name: str, *, zero: bool = False) -> int:
     exact = _exact(value, name)
     if exact < 0:
         raise InvalidArgument(name, value, "is negative", "Pass a duration that lies ahead")
-    if 0 < exact < 1 and zero:
-        return 1
     if 0 < exact < 1:
+        if zero:
+            return 1
         raise InvalidArgument(name, value, "is shorter than a millisecond", 'Pass at least 0.001 seconds, or "1ms"')
     if exact > LONGEST_MS:
         raise InvalidArgument(name, value, "is longer than 100 years", "Numbers are seconds, not milliseconds")

@@ -1,4 +1,4 @@
-"""Objects in the place of functions, which pickle stores by their name, as it does functions."""
+"""Objects in the place of functions. pickle stores them by their name as it does functions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["PickledByName"]
 class PickledByName:
     """The base of an object that has the name and the module of a function: pickle stores that name.
 
-    cloudpickle copies the functions of a program and of a notebook, because other processes cannot import them. It does
+    cloudpickle copies the functions of a program and of a notebook because other processes cannot import them. It does
     not copy other objects that pickle stores by name: they could not be loaded there. So the pickle of this object
-    names a function, which is one of its attributes and refuses to be copied. Loading the pickle calls that function.
+    names a function that is one of its attributes and refuses to be copied. Loading the pickle calls that function.
     """
 
     def _init_finder(self) -> None:
-        """Add the function. Call it when the object has its name. A partial has none, and cannot be pickled."""
+        """Add the function. Call it when the object has its name. A partial has none and cannot be pickled."""
         name = self._name = getattr(self, "__qualname__", type(self).__name__)
         copied = _Copied(name)
 
@@ -29,12 +29,12 @@ class PickledByName:
         self._find = find
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Let pickle store the name. Protocols before 4, which cloudpickle does not use, have no names with a dot."""
+        """Let pickle store the name. Protocols before 4 have no names with a dot; cloudpickle does not use them."""
         return (operator.call, (self._find,)) if protocol >= 4 else self._name
 
 
 class _Copied:
-    """A default of a function, which is pickled only where the function is copied."""
+    """A default of a function. It is pickled only where the function is copied."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -43,7 +43,7 @@ _PERMANENT = (
     Bury, InvalidArgument, KeyReused, ReplayedFailure, OutcomeUnknown, AttemptsExhausted, DecodeError,
 )  # fmt: skip
 """Errors that each further delivery of the message would raise again."""
-_OUTAGES = (DownstreamUnavailable, StoreUnavailable, AlreadyInProgress, LeaseLost)
+_UNCOUNTED = (DownstreamUnavailable, StoreUnavailable, AlreadyInProgress, LeaseLost)
 
 
 class Verdict(NamedTuple, Generic[R]):
@@ -128,22 +128,22 @@ def judge_error(error: BaseException) -> Verdict[Any]:
 
 
 def counts_no_attempt(error: BaseException | None) -> bool:
-    """Return whether a run that raised this error counts as no attempt of its key, because it is not the run's fault.
+    """Return whether a run that raised this error counts as no attempt of its key: the error is not the run's fault.
 
-    `NotDurable` counts: the write that raised it was executed, and each further run may repeat it.
+    `NotDurable` counts. The write that raised it was executed and each further run may repeat it.
     """
-    return isinstance(error, _OUTAGES) and not isinstance(error, NotDurable)
+    return isinstance(error, _UNCOUNTED) and not isinstance(error, NotDurable)
 
 
 def choose_step(verdict: Verdict[Any]) -> Step:
-    """Return what a worker or subscriber does with a message after its handler ended, or could not run.
+    """Return what a worker or subscriber does with a message after its handler ended or could not run.
 
     | step | meaning | counts as an attempt |
     |---|---|---|
-    | "ack" | it is done, now or before | |
+    | "ack" | it is done now or was done before | |
     | "bury" | each further delivery ends in the same error: dead-letter it | |
     | "pause" | the downstream service is unavailable: deliver it again after a pause of the whole source | no |
-    | "defer" | it is in progress, its lease was lost, or no store answered before it ran: deliver it again | no |
+    | "defer" | it is in progress or its lease was lost or no store answered before it ran: deliver it again | no |
     | "retry" | the handler raised: deliver it again after the backoff | yes |
     """
     if verdict.action != "retry":

@@ -38,7 +38,7 @@ class Clock:
         return datetime.fromtimestamp(self._now / 1_000_000, UTC)
 
     def advance(self, by: Duration) -> None:
-        """Move the clock forward: `clock.advance("60s")`."""
+        """Move the clock forward by whole milliseconds: `clock.advance("60s")`. Less than one counts as one."""
         with self._lock:
             self._now += milliseconds(by, "by", zero=True) * 1000
         self._notify()

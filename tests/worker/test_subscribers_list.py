@@ -10,7 +10,7 @@ import time
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests import cluster as servers
 from tests.claims import claims_of
 from tests.proxy import Proxy
 from tests.waiting import eventually
+from tests.worker.stubborn import Stubborn
 
 SOON = "150ms"
 """A reclaim time for tests in which lapsed leases are the subject; elsewhere leases are ended by hand."""
@@ -649,27 +650,19 @@ async def test_an_entry_that_does_not_finish_within_the_grace_goes_back(one: Gat
 
 async def test_a_callback_that_swallows_its_cancellation_is_left_to_its_lease(one: Gate, jobs: Queue) -> None:
     # Given a callback that does not end when it is cancelled
-    go, running = asyncio.Event(), list[asyncio.Task[Any] | None]()
-
-    @one.consume_list(jobs.name, reclaim="10m")
-    async def handle(entry: ListEntry) -> None:
-        running.append(asyncio.current_task())
-        while not go.is_set():
-            with suppress(asyncio.CancelledError):
-                await go.wait()
-        raise LookupError
+    stubborn = Stubborn()
+    one.consume_list(jobs.name, reclaim="10m")(stubborn.handle)
 
     # When its subscriber stops, then that ends all the same, and nobody may take the entry yet
     async with one.aio.subscribers(grace=0):
         jobs.push("7")
-        await eventually(lambda: running)
+        await eventually(lambda: stubborn.running)
     assert (one.counters["list.abandoned"], one.counters["list.returned"]) == (1, 0)
     [(deliveries, consumer)] = jobs.taken().values()
     assert (deliveries, consumer != b"") == (1, True)
     lease = jobs.raw.zrange(jobs.leases, 0, -1, withscores=True)
     # And when the callback fails later, it does not touch the entry, which waits for the end of its lease
-    go.set()
-    await eventually(lambda: running[0] is not None and running[0].done())
+    await stubborn.fail()
     assert jobs.taken() == {b"7": (1, consumer)}
     assert jobs.raw.zrange(jobs.leases, 0, -1, withscores=True) == lease
     assert jobs.dead() == []

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from idemgate.subscribers import Entry
 from tests.claims import claims_of
 from tests.proxy import Proxy
 from tests.waiting import eventually
+from tests.worker.stubborn import Stubborn
 
 AGED = 3_600_000
 SOON = "150ms"
@@ -700,25 +701,17 @@ async def test_what_does_not_finish_within_the_grace_goes_back(one: Gate, stream
 
 async def test_a_callback_that_swallows_its_cancellation_is_left_behind(one: Gate, stream: Log) -> None:
     # Given a callback that does not end when it is cancelled
-    go, running = asyncio.Event(), list[asyncio.Task[Any] | None]()
-
-    @one.stream(stream.name, group="billing")
-    async def handle(entry: Entry) -> None:
-        running.append(asyncio.current_task())
-        while not go.is_set():
-            with suppress(asyncio.CancelledError):
-                await go.wait()
-        raise LookupError
+    stubborn = Stubborn()
+    one.stream(stream.name, group="billing")(stubborn.handle)
 
     # When its subscriber stops, then that ends all the same
     async with one.aio.subscribers(grace=0):
         entry = stream.add(n=1)
-        await eventually(lambda: running)
+        await eventually(lambda: stubborn.running)
     assert one.counters["stream.abandoned"] == 1
     # And when the callback fails later, it does not touch the entry, which another consumer has now
     stream.claim(entry, "other", idle=0, count=5)
-    go.set()
-    await eventually(lambda: running[0] is not None and running[0].done())
+    await stubborn.fail()
     assert [(found["consumer"], found["times_delivered"]) for found in stream.pending()] == [(b"other", 5)]
 
 

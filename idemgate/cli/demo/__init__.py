@@ -1,7 +1,7 @@
-"""`idemgate demo` shows the main job on one screen, and checks its own promises.
+"""`idemgate demo` shows the main job on one screen and checks its own promises.
 
-`actors.py` is what a user would write: subscribers and a worker, each a process. This file starts them, publishes the
-events of `events.py`, and kills two of the processes. `records.py` judges what each process reported.
+`actors.py` is what a user would write: subscribers and a worker. Each is a process. This file starts them and publishes
+the events of `events.py` and kills two of the processes. `records.py` judges what each process reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from idemgate.store.embedded.server import directory_of, start
 __all__ = ["add_to", "play"]
 
 PATIENCE = 60.0
-"""Seconds the processes may take to start, and seconds without a report after which no more is waited for."""
+"""Seconds that the processes may take to start. Also the seconds without a report after which the demo gives up."""
 END = 17.0
 """Seconds that a process may take to end."""
 MOST_BEHIND = 500
@@ -57,7 +57,7 @@ Say = Callable[[str], None]
 
 
 class Stopped(Exception):
-    """The run cannot go on: a process ended before its time, or nothing happens any more."""
+    """The run cannot go on: a process ended before its time or nothing happens any more."""
 
 
 def add_to(commands: Any) -> None:
@@ -161,7 +161,7 @@ def _print_report(records: Records, promises: dict[str, list[str]]) -> None:
 
 
 class _Child:
-    """A process of the demo. It ends with its parent, which holds its stdin open."""
+    """A process of the demo. It ends with its parent because that holds its stdin open."""
 
     def __init__(self, name: str, reports: Reports, order: DemoOrder, say: Say) -> None:
         self.name, self.reports, self.say = name, reports, say
@@ -179,7 +179,7 @@ class _Child:
         print(json.dumps(order), file=self.process.stdin, flush=True)  # arguments and environments are visible
 
     def _read(self) -> None:
-        """Take the reports, which are JSON lists, and show all other lines."""
+        """Take the lines that are JSON lists as reports and show all others."""
         for line in self.process.stdout or ():
             if line.startswith("[") and line.endswith("]\n"):  # else it was killed while it wrote
                 self.reports.take(*json.loads(line))
@@ -187,7 +187,7 @@ class _Child:
                 self.say(f"{self.name}: {line.rstrip()}")
 
     def end(self, seconds: float) -> int:
-        """Wait for the end, kill the process if it is late, read what it reported before, and return its exit code."""
+        """Wait for the end and return the exit code. Kill the process if it is late. Read what it reported before."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         self.process.kill()
@@ -197,7 +197,7 @@ class _Child:
 
 
 class _Stage:
-    """One run of the demo, with its processes."""
+    """One run of the demo with its processes."""
 
     def __init__(self, order: DemoOrder, records: Records, signals: Signals, say: Say) -> None:
         self.order, self.records, self.signals, self.say = order, records, signals, say
@@ -206,7 +206,7 @@ class _Stage:
         self.children: dict[str, _Child] = {}
 
     def run(self, plan: Plan, kill: bool) -> None:
-        """Run the demo. All processes are ended and the topic is deleted, also after an error."""
+        """Run the demo. Even after an error it ends all processes and deletes the topic."""
         with contextlib.closing(self.gate):
             try:
                 self.topic.open()
@@ -250,7 +250,7 @@ class _Stage:
             self._command("PUBLISH", self.order.name, json.dumps(event._asdict()))
 
     def _replace(self, name: str, reports: list[Reports], result: str) -> None:
-        """Kill a process in the middle of its work, and start another."""
+        """Kill a process in the middle of its work and start another."""
         victim = self.children.pop(name)
         victim.reports.complete = False
         victim.end(0)
@@ -259,7 +259,7 @@ class _Stage:
         self._start(f"new {name}", reports[-1])
 
     def _wait_until(self, reached: Callable[[], bool], patience: float) -> None:
-        """Raises Stopped if it is not reached, and nothing is reported for so many seconds."""
+        """Wait for a condition. Raise Stopped once no process has reported anything for `patience` seconds."""
         reports, since = self.records.size, time.monotonic()
         while not reached():
             self._check()
@@ -276,7 +276,7 @@ class _Stage:
         return not any((*self.records.open_copies, stats.pending, stats.in_flight))
 
     def _check(self, seconds: float = 0.01) -> None:
-        """Wait a moment. Raises Stopped if a process ended, and Interrupted after a signal."""
+        """Wait a moment. Raise Stopped if a process ended and Interrupted after a signal."""
         time.sleep(seconds)
         self.signals.check()
         for name, child in self.children.items():

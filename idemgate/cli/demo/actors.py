@@ -1,4 +1,4 @@
-"""The demo's subscribers and worker, as a user would write them. Each is a process of `main`.
+"""The demo's subscribers and worker as a user would write them. Each is a process of `main`.
 
 The process reads its order from stdin. It reports what happens as JSON lines on stdout, not through Redis: these
 reports show whether the promises were kept.
@@ -24,7 +24,7 @@ __all__ = ["DemoOrder", "main", "topic_of"]
 LEASE = "2s"
 """So short that the work of a killed process goes on before the demo ends."""
 RETENTION = "15m"
-"""Longer than a duplicate can take; short, because a demo's keys are of no use afterwards."""
+"""Longer than a duplicate can take but short because a demo's keys are of no use afterwards."""
 
 
 class DemoOrder(NamedTuple):
@@ -36,13 +36,13 @@ class DemoOrder(NamedTuple):
 
 
 def topic_of(gate: Gate, order: DemoOrder) -> Topic:
-    """Return the topic: one delivery a path and window, with the ids of all events in it."""
+    """Return the topic: one delivery a path and window with the ids of all events in it."""
     merge: MergeSpec = {"ids": append(100_000), "*": "last"}
     return gate.topic("changes", window=order.window, merge=merge, dedup_retention=RETENTION, lease=LEASE)
 
 
 def subscribe(gate: Gate, order: DemoOrder) -> None:
-    """Receive every event, as all subscribers do, and handle those that no other subscriber has handled."""
+    """Receive every event as all subscribers do and handle those that no other subscriber has handled."""
     changes = topic_of(gate, order).aio
 
     # The other subscribers wait for the one that runs: if it is killed, one of them takes over.
@@ -60,7 +60,7 @@ def subscribe(gate: Gate, order: DemoOrder) -> None:
 
 
 def work(gate: Gate, order: DemoOrder) -> None:
-    """Take what is due. A real handler would render the path; this one reports it, and the server's time."""
+    """Take what is due. A real handler would render the path; this one reports it and the server's time."""
 
     @topic_of(gate, order).handler
     async def render(delivery: Delivery[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Events of the demo: read from a file or made up, with the times to publish them and their duplicates."""
+"""Events of the demo: read from a file or made up. Each has the times to publish it and its duplicates."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["DemoEvent", "Plan", "made_up", "plan_of", "read"]
 SECONDS = 25.0
 """The longest time without --speed."""
 MAX_GAP = 60.0
-"""Longest pause, in the file's time: the nights and holidays of years would be all there is to see."""
+"""Longest pause in the file's time. Otherwise the nights and holidays of years would be all there is to see."""
 TWICE = 0.05
-"""The share of events that is published twice, at most `LATER` events later."""
+"""The share of events that is published twice. The second copy is at most `LATER` events later."""
 LATER = 50
 SHAPE = 'Each line is like {"id": "a1-0", "ts": 1387731401, "path": "pom.xml", "change": "M"}; no text is empty'
 
@@ -41,7 +41,7 @@ Plan = list[tuple[float, DemoEvent]]
 
 
 def plan_of(events: Sequence[DemoEvent], speed: float | None) -> tuple[Plan, float]:
-    """Return the events, each with its seconds from the start, and the speed. None: it takes `SECONDS` at most."""
+    """Return the events with their seconds from the start and the speed. None: it takes `SECONDS` at most."""
     pauses = (min(max(after.ts - before.ts, 0.0), MAX_GAP) for before, after in pairwise(events))
     offsets = list(accumulate(pauses, initial=0.0))
     speed = speed or max(1.0, offsets[-1] / SECONDS)
@@ -55,7 +55,7 @@ def plan_of(events: Sequence[DemoEvent], speed: float | None) -> tuple[Plan, flo
 
 
 def made_up(count: int) -> list[DemoEvent]:
-    """Make up a busy repository: 200 changes a second on average, of few paths that change often."""
+    """Make up a busy repository: 200 changes a second on average of few paths that change often."""
     chance = random.Random(1)
     times = accumulate(chance.expovariate(200) for _ in range(count))
     paths = (f"src/part{min(int(chance.paretovariate(0.7)), 400):03}.py" for _ in range(count))
@@ -63,7 +63,7 @@ def made_up(count: int) -> list[DemoEvent]:
 
 
 def read(path: Path, limit: int | None) -> list[DemoEvent]:
-    """Read at most `limit` events from a file of JSON lines, which may be gzipped.
+    """Read at most `limit` events from a file of JSON lines. It may be gzipped.
 
     Raises:
         InvalidArgument: The file cannot be read, or holds no events, or a line is no event.

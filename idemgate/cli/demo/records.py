@@ -1,4 +1,4 @@
-"""What the demo's processes reported, the numbers that it makes, and the check of the promises."""
+"""Collect what the demo's processes report, and judge its promises by that."""
 
 from __future__ import annotations
 

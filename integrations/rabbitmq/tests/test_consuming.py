@@ -461,9 +461,12 @@ async def test_no_permanent_error_is_requeued(gate: Gate, queue: Any, dead: Any,
     await wait_until_empty(queue)
 
 
-async def test_a_message_is_rejected_after_max_attempts(gate: Gate, queue: Any, dead: Any, consume: Consume) -> None:
+@pytest.mark.parametrize("error", [ValueError(), errors.NotDurable("0 of 1 replicas have it")], ids=["own", "written"])
+async def test_a_message_is_rejected_after_max_attempts(
+    gate: Gate, queue: Any, dead: Any, consume: Consume, error: Exception
+) -> None:
     def body(_: Received) -> None:
-        raise ValueError
+        raise error
 
     await consume(body, max_attempts=3, pause="10ms")
     put(queue, "a", b"poison")
