@@ -17,7 +17,7 @@ import gc
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +28,7 @@ from hypothesis import settings
 from idemgate import Gate
 from idemgate.cli.acl_rules import rule, user_name
 from idemgate.guard.claim import Claim
+from idemgate.store import retry
 from idemgate.store.embedded.server import ENVIRONMENT, Binary, _candidates, _inspect_binary, find_server, start
 from idemgate.store.sync import Waiter
 from idemgate.testing import Clock, audit
@@ -47,6 +48,7 @@ settings.load_profile("idemgate")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is collected: nothing of it is garbage, and looking for some takes a fifth of the time
     if redis.__version__.startswith("5.0."):
         # It leaves the sockets of failed connections to the garbage collector.
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
@@ -56,6 +58,7 @@ def pytest_collection_finish() -> None:
     """Exempt the collected tests from garbage collection. Each collection would visit 450,000 objects, in 0.4 s."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -283,6 +286,19 @@ class Awaited:
             return Awaited(result) if isinstance(result, Claim | Topic) else result
 
         return call
+
+
+@pytest.fixture
+def three_tries(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """`with three_tries():` a call gives up after three tries. Each has seconds for its answer."""
+
+    @contextmanager
+    def limit() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(retry, "retry_pause", lambda tries: 0.0 if tries < 3 else 60.0)
+            yield
+
+    return limit
 
 
 @pytest.fixture

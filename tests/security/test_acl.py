@@ -198,7 +198,7 @@ async def test_who_asks_for_durability_is_not_refused(users: Callable[..., str],
     # Given a server without replicas, Then it is the server that cannot, and not the user that may not
     url = users("guard", durable=True)
     with (
-        Gate(url, namespace=gate.namespace, clock=clock, timeout="30s", durability=1) as theirs,
+        Gate(url, namespace=gate.namespace, clock=clock, timeout="3s", durability=1) as theirs,
         pytest.raises(IdemgateError, match="0 of 1 replicas"),
     ):
         theirs.first("k", "1h")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 import redis
 
 from idemgate import Gate
-from idemgate.store import retry
 from idemgate.store.embedded.server import Embedded, start
 from tests.claims import claims_of
 from tests.proxy import Proxy
@@ -38,19 +36,6 @@ def own(own_server: Embedded) -> Iterator[redis.Redis]:
 @pytest.fixture
 def own_url(own: redis.Redis, own_server: Embedded) -> str:
     return own_server.url
-
-
-@pytest.fixture
-def three_tries(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
-    """`with three_tries():` a call gives up after three tries. Each has seconds for its answer."""
-
-    @contextmanager
-    def limit() -> Iterator[None]:
-        with monkeypatch.context() as patch:
-            patch.setattr(retry, "retry_pause", lambda tries: 0.0 if tries < 3 else 60.0)
-            yield
-
-    return limit
 
 
 @pytest.fixture
