@@ -73,7 +73,10 @@ class ZooKeeperMembership(Member):
             await asyncio.shield(wire.close())
 
     async def heartbeat(self, said: HeartbeatRequest) -> HeartbeatReply:
-        return await self._session.within(self.heartbeat_timeout, self._announce(said))
+        if self.generation:
+            return await self._session.within(self.heartbeat_timeout, self._announce(said))
+        # Of the first one an error ends the run, so a connection that is lost during it must not be its error.
+        return await self._session.retry(self.heartbeat_timeout, lambda: self._announce(said))
 
     async def leave(self) -> None:
         await self._session.within(self.interval, self._leave())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
+from time import monotonic
 from typing import Any, Protocol, TypeVar, cast
 
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # pyright: ignore[reportMissingTypeStubs]
@@ -24,6 +25,8 @@ __all__ = ["Wire"]
 
 T = TypeVar("T")
 Watch = Callable[[object], None]
+PAUSE = 0.1
+"""Seconds from a lost connection to the next try."""
 
 
 class _Result(Protocol):
@@ -79,7 +82,7 @@ class Wire:
         await asyncio.to_thread(self._client.start_async().wait, seconds)
         if not self._client.connected:
             raise StoreUnavailable(f"no answer from ZooKeeper within {seconds:g} s", "no")
-        await self.within(seconds, self._make(paths))
+        await self.retry(seconds, lambda: self._make(paths))
 
     async def _make(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -100,6 +103,17 @@ class Wire:
                 return await requests
         except (KazooException, TimeoutError) as error:
             raise _translated(error, seconds) from error
+
+    async def retry(self, seconds: float, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What the requests bring; those whose connection was lost are asked for again until the time is over."""
+        end = monotonic() + seconds
+        while True:
+            try:
+                return await self.within(max(end - monotonic(), PAUSE), ask())
+            except StoreUnavailable:
+                if monotonic() + PAUSE >= end:
+                    raise
+            await asyncio.sleep(PAUSE)
 
     # -- requests -------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -82,6 +83,26 @@ async def test_members_divide_the_slots_and_hand_them_over(join: Join, raw: Any,
     assert {
         number: raw.get(f"{path}/held/t:{number}")[0].decode() for number in ALL
     } == {number: hand.membership.member for hand in (first, second, third) for number in hand.assigned}  # fmt: skip
+
+
+@pytest.mark.parametrize("request_name", ["ensure_path_async", "get_children_async", "create_async"])
+async def test_a_connection_that_is_lost_while_it_joins_does_not_end_it(
+    join: Join, monkeypatch: pytest.MonkeyPatch, request_name: str
+) -> None:
+    # Given a connection that is lost just before the first request of a kind, and another after it
+    asked, send = itertools.count(), getattr(KazooClient, request_name)
+
+    def lose_then_send(client: Any, *args: Any, **options: Any) -> Any:
+        if next(asked) < 2:
+            client._connection._socket.shutdown(socket.SHUT_RDWR)
+        return send(client, *args, **options)
+
+    monkeypatch.setattr(KazooClient, request_name, lose_then_send)
+    # Then the member joins all the same
+    hand = await join()
+    await eventually(lambda: hand.assigned == ALL or hand.task.done())
+    assert not hand.task.done()
+    assert next(asked) > 2
 
 
 async def test_little_moves_and_the_generation_rises(join: Join) -> None:
