@@ -103,6 +103,27 @@ def test_who_takes_nothing_hears_of_what_is_due_in_spite_of_a_limit(gate: Gate) 
     assert (swept.deliveries, swept.next_due_ms) == ([], swept.now_ms)
 
 
+@pytest.mark.parametrize("limit", ["pause", "concurrency", "rate"])
+def test_who_may_take_nothing_of_a_long_ranked_backlog_is_not_told_that_it_is_due(
+    gate: Gate, clock: Clock, limit: str
+) -> None:
+    # Given a topic with priorities that permits no delivery, and more due messages than one call sorts
+    options = {"concurrency": {"concurrency": 1}, "rate": {"rate": "1/60s"}}.get(limit, {})
+    topic = gate.topic("calls", priority=True, lease="1h", **options)
+    if limit == "pause":
+        topic.pause()
+    else:
+        topic.trigger("first")
+        assert len(topic.take(1)) == 1
+    topic.trigger_many([(n, n) for n in range(200)])
+    # When somebody takes
+    taken = gate.context.link.run(topic.open().take(0, 10))
+    # Then it does not come back at once, but when the limit permits the next
+    now = round(clock.now().timestamp() * 1000)
+    opens = {"pause": 0, "concurrency": now + 3_600_000, "rate": now + 60_000}[limit]
+    assert (taken.deliveries, taken.next_due_ms) == ([], opens)
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [

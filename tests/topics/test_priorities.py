@@ -218,6 +218,24 @@ async def test_a_released_message_that_merges_with_a_redriven_one_keeps_its_plac
     assert [(one.key, one.payload) for one in await topic.take(2)] == [("b", 3)]
 
 
+async def test_a_ranked_message_of_a_group_stands_where_its_newest_trigger_puts_it(face: Any) -> None:
+    # Given two ranked messages of a group, and one that was accepted later
+    topic = face.topic("jobs", priority=True, merge="sum")
+    await topic.trigger("front", 1, priority=9)
+    await topic.trigger("a", 1, group="g", priority=1)
+    await topic.trigger("b", 1, group="g", priority=1)
+    assert await keys_taken(topic, 1) == ["front"]
+    await topic.trigger("c", 1, group="g", priority=2)
+    # When the first of them merges with a trigger that ranks it with the later one
+    assert (await topic.trigger("a", 1, group="g", priority=2)).status == "merged"
+    # Then its newest trigger is the last of those with its priority
+    order = list[str]()
+    while taken := await topic.take(10):
+        order += [one.key for one in taken]
+        await topic.ack(taken)
+    assert order == ["c", "a", "b"]
+
+
 # -- retries ----------------------------------------------------------------------------------------------------------
 
 
