@@ -17,7 +17,7 @@ import gc
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -31,9 +31,10 @@ from idemgate.guard.claim import Claim
 from idemgate.store import retry
 from idemgate.store.embedded.server import ENVIRONMENT, Binary, _candidates, _inspect_binary, find_server, start
 from idemgate.store.sync import Waiter
-from idemgate.testing import Clock, audit
+from idemgate.testing import Clock, Report, audit
 from idemgate.topics.dead_letters import DeadLetters
 from idemgate.topics.topic import Topic
+from tests.auditor import Auditor
 from tests.needs import report_missing
 from tools import reliability
 
@@ -128,16 +129,28 @@ def namespace() -> str:
 
 
 @pytest.fixture
-def sound(request: pytest.FixtureRequest) -> Callable[[Gate], None]:
-    """`sound(gate)`: its whole namespace is as it must be. A test that damages it on purpose says
+def accept(request: pytest.FixtureRequest) -> Callable[[Report], None]:
+    """`accept(report)`: an audit found nothing. A test that damages its namespace on purpose says
     `@pytest.mark.damages("wrong-type")`, the kinds of faults that are then found."""
     damages = {kind for mark in request.node.iter_markers("damages") for kind in mark.args}
 
-    def check(gate: Gate) -> None:
-        report = audit(gate)
+    def check(report: Report) -> None:
         assert {*report.by_kind} <= damages, str(report)
 
     return check
+
+
+@pytest.fixture
+def sound(accept: Callable[[Report], None]) -> Callable[[Gate], None]:
+    """`sound(gate)`: its whole namespace is as it must be, or as the test says."""
+    return lambda gate: accept(audit(gate))
+
+
+@pytest.fixture(scope="session")
+def auditor(url: str) -> Iterator[Auditor]:
+    """The auditor of this test process's server."""
+    with closing(Auditor(url)) as made:
+        yield made
 
 
 @pytest.fixture
@@ -172,7 +185,7 @@ def entry(url: str, namespace: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def gate(
-    entry: str, url: str, raw: Any, clock: Clock, namespace: str, sound: Callable[[Gate], None]
+    entry: str, raw: Any, clock: Clock, namespace: str, auditor: Auditor, accept: Callable[[Report], None]
 ) -> AsyncIterator[Gate]:
     """A gate on a namespace of its own, whose time is `clock`; audited at the end of each test.
 
@@ -183,8 +196,7 @@ async def gate(
     await made.aio.close()
     made.close()
     if raw.dbsize():
-        with Gate(url, namespace=namespace, clock=clock) as admin:  # not every role may audit
-            sound(admin)
+        accept(auditor(namespace, clock))  # as a user who may do all: not every role may audit
     if "IDEMGATE_TEST_URL" not in os.environ:
         raw.flushdb()
 

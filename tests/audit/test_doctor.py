@@ -18,6 +18,7 @@ from idemgate.cli.acl_rules import rule
 from idemgate.core import keys
 from idemgate.store.embedded.server import find_server
 from tests import cluster as servers
+from tests.for_each import for_each
 
 SOUND = ("--appendonly", "yes", "--appendfsync", "everysec")
 OLD = tuple(map(int, find_server().version.split(".")))[:2] < (7, 2)
@@ -347,7 +348,7 @@ ALWAYS = ["server", "eviction", "memory", "persistence", "clock"]
 """What is said of every server, in this order."""
 
 
-@pytest.mark.parametrize("name", SAYINGS)
+@for_each("name", SAYINGS)
 def test_what_a_server_says_of_itself(name: str) -> None:
     info, expected = SAYINGS[name]
     found = diagnose(Seen(FINE | info, {"appendfsync": "always"}, 0.0, 0.0, False, {}))
@@ -385,7 +386,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, str] | None, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@for_each("name", SETTINGS)
 def test_how_a_server_is_set(name: str) -> None:
     info, config, check, state = SETTINGS[name]
     found = diagnose(Seen(FINE | info, config, 0.0, 0.0, False, {}))
@@ -419,7 +420,7 @@ def test_whether_a_server_tells_of_keys_that_expire(flags: str | None, state: st
     assert found.mend.startswith("CONFIG SET notify-keyspace-events ") is (state == "warning")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("apart", "jumped", "state"),
     [
         (0.0, 0.0, "ok"),
@@ -467,7 +468,7 @@ def test_a_failed_snapshot_says_whether_writes_are_refused(setting: str, refused
     assert disk.state == ("error" if refused else "warning")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("version", "state"),
     [("6.2.0", "ok"), ("6.1.99", "error"), ("6.2", "ok"), ("6.2-rc1", "ok"), ("10.0", "ok"), ("?", "error")],
 )

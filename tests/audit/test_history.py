@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from idemgate import Gate
 from idemgate.audit.history import check_history
 from idemgate.testing import Event, History, audit
+from tests.for_each import for_each
 
 HISTORIES: dict[str, tuple[list[Event], list[str]]] = {
     "one after the other": ([Event("start", "k", 1), Event("end", "k", 1), Event("start", "k", 2)], []),
@@ -59,7 +60,7 @@ HISTORIES: dict[str, tuple[list[Event], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", HISTORIES)
+@for_each("name", HISTORIES)
 def test_what_a_history_shows(name: str) -> None:
     events, kinds = HISTORIES[name]
     assert [one.kind for one in check_history(events)] == kinds

@@ -11,6 +11,7 @@ import pytest
 from idemgate import Gate
 from idemgate.cli import main
 from idemgate.core.text import one_line, printable
+from tests.for_each import for_each
 
 ESCAPES = "\x1b[2J\x07\x9b31m\x7f\r\u202etxt\ud800"
 """It clears the screen, rings, colours, deletes, returns, and turns the direction of text around."""
@@ -76,7 +77,7 @@ def test_the_list_of_topics_and_errors_print_none(
     check_printed(capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "shown"),
     [
         ("plain \u00e9 \u65e5", "plain \u00e9 \u65e5"),

@@ -25,6 +25,7 @@ from benchmarks import backlog, pieces
 from benchmarks.callgrind import Rooms, counted
 from benchmarks.profile import under_callgrind
 from benchmarks.server import port_of, started
+from tests.for_each import for_each
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
@@ -152,7 +153,7 @@ def _python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.mark.parametrize("part", [*PARTS, *APART])
+@for_each("part", [*PARTS, *APART])
 def test_every_part_can_be_imported(part: str) -> None:
     assert callable(importlib.import_module(f"benchmarks.{part}").run)
 

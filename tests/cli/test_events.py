@@ -12,6 +12,7 @@ import pytest
 
 from idemgate.cli.demo.events import LATER, SECONDS, DemoEvent, made_up, plan_of, read
 from idemgate.errors import InvalidArgument
+from tests.for_each import for_each
 
 LINE = '{"id": "a", "ts": 1387731401, "path": "pom.xml", "change": "M"}'
 
@@ -66,7 +67,7 @@ def test_a_file_is_read_up_to_the_limit(tmp_path: Path, pack: object) -> None:
     assert read(file, 1) == [DemoEvent("a", 1387731401, "pom.xml", "M")]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("content", "words"),
     [
         (b"", "holds no events"),

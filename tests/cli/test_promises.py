@@ -8,6 +8,7 @@ import pytest
 
 from idemgate.cli.demo.events import DemoEvent
 from idemgate.cli.demo.records import Delivered, Records, Reports, judge
+from tests.for_each import for_each
 
 RECEIVED, HANDLED, DELIVERED, EARLY, FAILED, COUNTED = judge(Records(1, 1))
 STREAM = [
@@ -96,7 +97,7 @@ BREACHES: list[tuple[str, str, Callable[[Records], object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("promise", "words", "doctor"), BREACHES)
+@for_each(("promise", "words", "doctor"), BREACHES)
 def test_a_breach_is_seen(promise: str, words: str, doctor: Callable[[Records], object]) -> None:
     # Given records in which one thing is not as it should be
     records = kept()
@@ -116,7 +117,7 @@ LOST: list[tuple[str, str, Callable[[Records], object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("promise", "words", "doctor"), LOST)
+@for_each(("promise", "words", "doctor"), LOST)
 def test_a_loss_by_a_kill_is_seen(promise: str, words: str, doctor: Callable[[Records], object]) -> None:
     records = killed()
     doctor(records)

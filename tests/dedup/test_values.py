@@ -23,6 +23,7 @@ from idemgate.testing import Clock
 from idemgate.types import DedupValue
 from tests.conftest import Face
 from tests.dedup.dedup_calls import calls_of
+from tests.for_each import for_each
 
 WINDOW = 3_600_000
 """ms. Long, since the server expires a page by its own clock."""
@@ -59,7 +60,7 @@ async def test_a_value_is_returned_unchanged(face: Face, value: Any) -> None:
     assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "says"),
     [
         ("x" * 17, r"value='x{17}': 17 bytes long\. Store text or bytes of at most 16 bytes.*`once`"),

@@ -11,6 +11,7 @@ import pytest
 import tenacity
 
 from idemgate import Gate, InvalidArgument
+from tests.for_each import for_each
 
 Stored = Callable[[], dict[bytes, bytes]]
 
@@ -91,7 +92,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "says"), OPTIONS, ids=[f"{'-'.join(o)}{n}" for n, (o, _) in enumerate(OPTIONS)])
+@for_each(("options", "says"), OPTIONS, ids=[f"{'-'.join(o)}{n}" for n, (o, _) in enumerate(OPTIONS)])
 def test_options_that_cannot_work_are_refused_at_decoration(gate: Gate, options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=f"(?s){says}") as refused:
         gate.once(**{"key": "{k}"} | options)(handle)
@@ -145,9 +146,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("method", "args", "options", "says"), CALLS, ids=[f"{call[0]}{n}" for n, call in enumerate(CALLS)]
-)
+@for_each(("method", "args", "options", "says"), CALLS, ids=[f"{call[0]}{n}" for n, call in enumerate(CALLS)])
 async def test_calls_that_cannot_work_are_refused_before_anything_is_written(
     face: Any, stored: Stored, method: str, args: tuple[Any, ...], options: dict[str, Any], says: str
 ) -> None:
@@ -179,7 +178,7 @@ DEDUP_CALLS: list[tuple[str, Any, str, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("scope", "retention", "method", "args", "says"),
     DEDUP_CALLS,
     ids=[f"{call[2]}{n}" for n, call in enumerate(DEDUP_CALLS)],
@@ -230,7 +229,7 @@ def test_a_fingerprint_that_cannot_be_stored_is_refused(gate: Gate, stored: Stor
     assert stored() == {}
 
 
-@pytest.mark.parametrize("namespace", ["", "a b", "a{b}", "x" * 65, "a:b", None, 7])
+@for_each("namespace", ["", "a b", "a{b}", "x" * 65, "a:b", None, 7])
 def test_a_namespace_is_a_name(namespace: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"namespace=.*Use 1 to 64"):
         Gate("redis://localhost", namespace=namespace)

@@ -10,6 +10,7 @@ import pytest
 from idemgate import Gate
 from idemgate.errors import DecodeError, ResultUnavailable, UnexpectedData
 from tests.claims import claims_of
+from tests.for_each import for_each
 
 pytestmark = pytest.mark.damages("wrong-type", "undecodable", "no-expiry")
 RESULT = 12
@@ -65,7 +66,7 @@ ASK: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("ask", ASK)
+@for_each("ask", ASK)
 async def test_foreign_data_is_named_and_left_alone(face: Any, raw: Any, foreign: tuple[bytes, str], ask: str) -> None:
     key, says = foreign
     before = raw.dump(key)

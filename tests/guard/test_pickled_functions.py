@@ -20,6 +20,7 @@ import redis
 
 from idemgate import AlreadyInProgress, Gate, KeyReused, PartialFailure
 from idemgate.testing import Clock
+from tests.for_each import for_each
 
 gate = Gate("redis://nowhere:1", namespace="pickled", timeout="1ms")
 
@@ -91,8 +92,8 @@ async def result_of(value: Any) -> Any:
     return await value if asyncio.iscoroutine(value) else value
 
 
-@pytest.mark.parametrize(("find", "result"), FUNCTIONS)
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@for_each(("find", "result"), FUNCTIONS)
+@for_each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 async def test_a_function_is_found_by_its_name(find: Callable[[], Any], result: str, protocol: int) -> None:
     found = pickle.loads(pickle.dumps(find(), protocol))
     assert await result_of(found("1")) == result
@@ -217,13 +218,13 @@ def test_what_cloudpickle_copies_from_a_module_is_refused() -> None:
             cloudpickle.dumps(func)
 
 
-@pytest.mark.parametrize("kind", by_value())
+@for_each("kind", by_value())
 def test_a_copy_of_a_guarded_function_would_have_no_guard_and_is_refused(kind: str) -> None:
     with pytest.raises(pickle.PicklingError, match=r"scope 'local' by value.*no guard\. Define it in a module"):
         cloudpickle.dumps(by_value()[kind])
 
 
-@pytest.mark.parametrize(("find", "result"), [each for each in FUNCTIONS if each.id != "staticmethod inside"])
+@for_each(("find", "result"), [each for each in FUNCTIONS if each.id != "staticmethod inside"])
 async def test_cloudpickle_finds_a_function_of_a_module_by_its_name(find: Callable[[], Any], result: str) -> None:
     assert await result_of(cloudpickle.loads(cloudpickle.dumps(find()))("1")) == result
 
@@ -331,8 +332,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("reason", REFUSED)
-@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
+@for_each("reason", REFUSED)
+@for_each("dumps", [pickle.dumps, cloudpickle.dumps])
 def test_a_gate_with_parts_of_this_process_is_refused(reason: str, dumps: Callable[[object], bytes]) -> None:
     made = REFUSED[reason]()
     for each in (made, made.aio):

@@ -18,6 +18,7 @@ import pytest
 from idemgate import Gate, InvalidArgument, KeyReused
 from idemgate.core.codec.storable import find_unstorable
 from idemgate.errors import ResultUnavailable
+from tests.for_each import for_each
 
 T = TypeVar("T")
 OrderId = NewType("OrderId", str)
@@ -72,12 +73,12 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("annotation", GOOD, ids=str)
+@for_each("annotation", GOOD, ids=str)
 def test_an_annotation_that_may_be_stored_passes(annotation: Any) -> None:
     assert find_unstorable(annotation) is None
 
 
-@pytest.mark.parametrize("annotation", BAD, ids=str)
+@for_each("annotation", BAD, ids=str)
 def test_an_annotation_that_cannot_be_stored_is_found(annotation: Any) -> None:
     assert find_unstorable(annotation) is not None
 

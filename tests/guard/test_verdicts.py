@@ -30,6 +30,7 @@ from idemgate.errors import AttemptsExhausted, DecodeError, ReplayedFailure, Res
 from idemgate.guard.decorator import build_judge, build_judge_async
 from idemgate.testing import Clock
 from idemgate.types import Outcome
+from tests.for_each import for_each
 from tests.waiting import wait_until
 
 
@@ -44,7 +45,7 @@ def fail(_message: object = None) -> None:
 # -- the table of errors ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "outcome"),
     [
         (None, "handled"),
@@ -82,7 +83,7 @@ def test_an_invalid_delay_leaves_the_delay_to_the_consumer(caplog: pytest.LogCap
     assert "verdict.bad_delay" in caplog.text
 
 
-@pytest.mark.parametrize("outcome", get_args(Outcome))
+@for_each("outcome", get_args(Outcome))
 def test_every_outcome_has_an_action(outcome: Any) -> None:
     action = Verdict(outcome, error=Declined()).action
     assert action == {"rejected": "reject", "in_progress": "retry", "failed": "retry", "lost": "retry"}.get(

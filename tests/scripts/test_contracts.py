@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import pytest
 import redis
 
 from idemgate import lua
@@ -27,6 +26,7 @@ from idemgate.topics.messages import Delivery, Forward, Message, Ticket, Trigger
 from idemgate.topics.partial import FailedItems
 from idemgate.topics.slots import open_topic, stored_policy
 from idemgate.topics.topic_calls import TopicCalls
+from tests.for_each import for_each
 from tests.messages import pack_message
 from tests.scripts.contracts import expanded, header_of, violations
 
@@ -44,7 +44,7 @@ def test_this_reader_expands_as_the_other() -> None:
         assert sorted(line for line in lua.expand(name).splitlines() if line) == sorted(filter(None, lines))
 
 
-@pytest.mark.parametrize("name", lua.names())
+@for_each("name", lua.names())
 def test_a_script_compiles_on_the_server(name: str, raw: redis.Redis) -> None:
     assert raw.script_load(lua.script(name).text.decode()) == lua.script(name).sha.decode()
 
@@ -238,7 +238,7 @@ def test_the_sample_has_no_fault() -> None:
     assert violations(SAMPLE) == []
 
 
-@pytest.mark.parametrize("fault", PLANTED)
+@for_each("fault", PLANTED)
 def test_a_planted_fault_is_found(fault: str) -> None:
     name, before, after, told = PLANTED[fault]
     assert before in SAMPLE[name]

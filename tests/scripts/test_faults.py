@@ -8,6 +8,7 @@ import pytest
 
 from idemgate import lua
 from tests.faults import FAULTS, Fault, broken
+from tests.for_each import for_each
 from tests.guard import test_search as guard
 from tests.resilience import linear
 from tests.topics import test_search as topics
@@ -20,7 +21,7 @@ USED = sorted(
 )
 
 
-@pytest.mark.parametrize(("name", "fault"), USED)
+@for_each(("name", "fault"), USED)
 def test_a_fault_changes_its_script(name: str, fault: str) -> None:
     assert broken(name, fault) != lua.expand(name)
 

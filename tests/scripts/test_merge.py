@@ -17,6 +17,7 @@ from idemgate.core.codec import Codec, canonical
 from idemgate.errors import InvalidArgument, UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.merge import EXACT, MAX_SUMMAND, NAMES, Merge, MergeSpec, append, merge_of, merge_of_spec, union
+from tests.for_each import for_each
 from tests.messages import pack_message, unpack_message
 
 CODEC = Codec(1_000_000)
@@ -323,7 +324,7 @@ async def test_a_returned_delivery_comes_before_what_came_meanwhile(
     assert identical(again.payload, merged(client, spec, payloads)[0])
 
 
-@pytest.mark.parametrize("policy", [*NAMES, "fields"])
+@for_each("policy", [*NAMES, "fields"])
 def test_a_stored_policy_is_the_same_policy(policy: str) -> None:
     merge = merge_of(SERIES[policy][0])
     stored = merge_of_spec(msgpack.unpackb(msgpack.packb(merge.spec)))

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.for_each import for_each
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = [ROOT / "idemgate", *sorted((ROOT / "integrations").glob("*/idemgate_*"))]
@@ -42,7 +42,7 @@ def test_no_data_becomes_code() -> None:
         assert [one for one in dangers(file.read_text()) if one != allowed] == [], file
 
 
-@pytest.mark.parametrize(
+@for_each(
     "source",
     [
         "import pickle", "from pickle import loads", "import marshal as m", "eval('1')", "exec(x)", "yaml.load(x)",

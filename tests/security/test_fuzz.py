@@ -23,6 +23,7 @@ from idemgate.errors import StoreError
 from idemgate.store.resp import PlainReader
 from idemgate.testing import Clock
 from tests.conftest import FAULTS
+from tests.for_each import for_each
 from tests.security.decoders import CALLS, DECODERS, check_memory, refused_or_read
 from tests.security.test_acl import Scene, dumped, restored, stored
 
@@ -113,7 +114,7 @@ FOUND = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "data"), FOUND)
+@for_each(("name", "data"), FOUND)
 def test_what_was_found_once_is_refused(name: str, data: bytes) -> None:
     refused_or_read(name, data)
 

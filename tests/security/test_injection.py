@@ -17,6 +17,7 @@ from idemgate import Gate
 from idemgate.core import keys
 from idemgate.core.key_template import compile_key
 from idemgate.errors import InvalidArgument
+from tests.for_each import for_each
 
 NAME = string.ascii_letters + string.digits + "_.-"
 NASTY = [
@@ -110,7 +111,7 @@ def test_patterns_of_access_lists_hold_all_keys_of_their_kind_and_no_others() ->
             assert holding == {kind, "all"}
 
 
-@pytest.mark.parametrize("name", ["a b", "a{b", "a}b", "a:b", "a*", "", "a" * 65, "é", "a\n", "a\0", None, 7, b"a"])
+@for_each("name", ["a b", "a{b", "a}b", "a:b", "a*", "", "a" * 65, "é", "a\n", "a\0", None, 7, b"a"])
 def test_names_that_could_reach_a_tag_or_a_pattern_are_refused(name: Any) -> None:
     for make in (lambda: Gate("redis://x", namespace=name), lambda: Gate("redis://x").topic(name)):
         with pytest.raises(InvalidArgument):

@@ -20,6 +20,7 @@ from idemgate.store.embedded.server import find_server
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.replication import make_durability_check
 from tests.cluster import server, unused_ports, wait_for
+from tests.for_each import for_each
 from tests.replication import Pair, pair
 from tools.reliability import server_of
 
@@ -307,7 +308,7 @@ async def test_a_forgotten_script_is_sent_again_and_waited_for(two: Pair, asker:
     assert await ask.run_all(mark_calls(ask.gate.context, ["c", "d"], "60s", "s")) == [True, True]
 
 
-@pytest.mark.parametrize("asked", [0, -1, 101, True, 1.0, "memory", "2", []])
+@for_each("asked", [0, -1, 101, True, 1.0, "memory", "2", []])
 def test_what_is_no_durability_is_refused(asked: Any) -> None:
     with pytest.raises(InvalidArgument, match="durability"):
         Gate("redis://localhost", durability=asked)
@@ -351,7 +352,7 @@ def test_of_what_is_not_waited_for_nothing_is_relied_on() -> None:
     assert exempt == reads | leases
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("asked", "reply", "missing"),
     [
         ("fsync", [1, 0], None),

@@ -21,6 +21,7 @@ from idemgate.store.embedded.server import find_server
 from idemgate.store.endpoint import Endpoint, endpoint_from_client
 from idemgate.store.url import endpoint_from_url
 from tests.cluster import running, unused_ports, wait_for
+from tests.for_each import for_each
 from tests.proxy import Proxy
 
 SECRET = "s3cr3t"
@@ -59,7 +60,7 @@ READ: list[tuple[str, str, dict[str, Any], tuple[tuple[str, int], ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("url", "kind", "settings", "nodes"), READ, ids=[entry[0] for entry in READ])
+@for_each(("url", "kind", "settings", "nodes"), READ, ids=[entry[0] for entry in READ])
 def test_a_url_is_read(url: str, kind: str, settings: dict[str, Any], nodes: tuple[tuple[str, int], ...]) -> None:
     found = endpoint_from_url(url)
     given = {name: value for name, value in found.settings.items() if value is not None}
@@ -70,7 +71,7 @@ def test_a_sentinel_url_names_its_service() -> None:
     assert endpoint_from_url("redis+sentinel://s1/my%20master/4").service == "my master"
 
 
-@pytest.mark.parametrize("url", [entry[0] for entry in READ])
+@for_each("url", [entry[0] for entry in READ])
 def test_an_endpoint_shows_no_secret(url: str) -> None:
     found = endpoint_from_url(url)
     assert SECRET not in f"{found} {found!r} {Gate(url)!r} {Gate(url).context.endpoint}"
@@ -100,7 +101,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "url",
     ["redis://h/abc", "rediss://h/abc", "redis://h/-1", "redis://h?db=-1", "redis://h/1/2", "redis://h/1x?protocol=3"],
 )
@@ -109,9 +110,7 @@ def test_what_is_no_database_is_refused(url: str) -> None:
         Gate(url)
 
 
-@pytest.mark.parametrize(
-    "url", ["redis://h", "redis://h/", "redis://h//0", "redis://h/2", "redis://h/x?db=2", "unix:///a/b"]
-)
+@for_each("url", ["redis://h", "redis://h/", "redis://h//0", "redis://h/2", "redis://h/x?db=2", "unix:///a/b"])
 def test_a_database_is_a_number_in_the_path_or_the_query(url: str) -> None:
     assert Gate(url).context.endpoint.settings.get("db", 0) == (2 if "2" in url else 0)
 
@@ -121,7 +120,7 @@ def test_an_at_sign_elsewhere_is_no_end_of_a_password(url: str) -> None:
     assert endpoint_from_url(url).settings.get("password") == (None if "///" in url else "p")
 
 
-@pytest.mark.parametrize("url", BAD)
+@for_each("url", BAD)
 def test_a_bad_url_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         Gate(url)

@@ -36,6 +36,7 @@ from idemgate.store.resp import pack
 from idemgate.store.retry import RetryBudget, is_transient
 from idemgate.store.url import endpoint_from_url
 from tests.claims import claims_of
+from tests.for_each import for_each
 from tests.proxy import Proxy
 from tests.waiting import eventually
 
@@ -157,7 +158,7 @@ PASSING: list[tuple[Exception, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "passing"), PASSING, ids=lambda one: str(one)[:40])
+@for_each(("error", "passing"), PASSING, ids=lambda one: str(one)[:40])
 def test_which_errors_are_worth_another_try(error: Exception, passing: bool) -> None:
     assert is_transient(error) is passing
 
@@ -258,7 +259,7 @@ async def test_after_a_failover_listeners_hear_the_new_primary(
             await gate.aio.close()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "READONLY You can't write against a read only replica.",

@@ -15,11 +15,12 @@ from idemgate.cli.doctor.examine import Namespace
 from idemgate.store.url import endpoint_from_url
 from tests.cluster import unused_ports
 from tests.conftest import PASSWORD
+from tests.for_each import for_each
 
 Make = Callable[[str], object]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "meant"),
     [
         ("localhost:6379", "redis://localhost:6379"),
@@ -30,7 +31,7 @@ Make = Callable[[str], object]
         ("/run/redis.sock", "unix:///run/redis.sock"),
     ],
 )
-@pytest.mark.parametrize("make", [Gate, configure])
+@for_each("make", [Gate, configure])
 def test_an_address_without_a_scheme_is_answered_with_the_url(make: Make, url: str, meant: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         make(url)
@@ -38,9 +39,7 @@ def test_an_address_without_a_scheme_is_answered_with_the_url(make: Make, url: s
     endpoint_from_url(meant)
 
 
-@pytest.mark.parametrize(
-    "url", [PASSWORD, f"{PASSWORD}@host:1", f"user:{PASSWORD}@host", "redis:/localhost", "", "http://x"]
-)
+@for_each("url", [PASSWORD, f"{PASSWORD}@host:1", f"user:{PASSWORD}@host", "redis:/localhost", "", "http://x"])
 def test_text_that_may_be_a_secret_is_not_shown(url: str) -> None:
     with pytest.raises(InvalidArgument, match=r"Use one of redis://") as refused:
         Gate(url)
@@ -68,8 +67,8 @@ BAD_SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("query", "text"), BAD_SETTINGS)
-@pytest.mark.parametrize("scheme", ["rediss://h", "rediss+cluster://h1,h2", "rediss+sentinel://h1,h2/service"])
+@for_each(("query", "text"), BAD_SETTINGS)
+@for_each("scheme", ["rediss://h", "rediss+cluster://h1,h2", "rediss+sentinel://h1,h2/service"])
 def test_a_setting_that_cannot_work_is_refused_when_the_gate_is_made(scheme: str, query: str, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         Gate(f"{scheme}?{query}")

@@ -9,6 +9,7 @@ import redis.exceptions as rx
 
 from idemgate.store.cluster.topology import REFRESH_INTERVAL, Route, RoutedBatch, Topology, primaries_of
 from idemgate.store.resp import key_of, server_error
+from tests.for_each import for_each
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
 ASKED = ("here", 7)
@@ -55,7 +56,7 @@ NAMES: list[tuple[list[Any], tuple[str, int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "address"), NAMES, ids=str)
+@for_each(("said", "address"), NAMES, ids=str)
 def test_a_node_is_where_it_says_or_where_it_was_asked(said: list[Any], address: tuple[str, int]) -> None:
     assert primaries_of(ASKED, [[0, 16383, said, [b"replica", 9]]]) == [address]
 
@@ -151,6 +152,6 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "key"), COMMANDS, ids=str)
+@for_each(("words", "key"), COMMANDS, ids=str)
 def test_the_key_of_a_command(words: tuple[Any, ...], key: bytes) -> None:
     assert key_of(words) == key

@@ -14,6 +14,7 @@ from idemgate.testing import Clock
 from idemgate.topics.dead_letters import DeadFilter
 from idemgate.topics.deliveries import Settlement
 from idemgate.topics.topic_calls import TopicCalls
+from tests.for_each import for_each
 
 
 async def _bury(topic: Any, n: int = 1000, reason: str = "no") -> None:
@@ -108,7 +109,7 @@ async def test_many_letters_by_their_ids(face: Any) -> None:
     assert await topic.dead.redrive([]) == 0
 
 
-@pytest.mark.parametrize("bad", ["", "7", "x-1", "0-x", "2-5", "-1-5"])
+@for_each("bad", ["", "7", "x-1", "0-x", "2-5", "-1-5"])
 async def test_an_id_of_another_kind_is_refused(face: Any, everything: Any, bad: str) -> None:
     topic = face.topic("t", slots=2)
     await topic.trigger("k")
@@ -542,7 +543,7 @@ async def test_what_dies_again_meanwhile_is_not_sent_back_for_ever(
         thread.join()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wanted", "said"),
     [
         ({"key": ""}, "key=''"),

@@ -14,6 +14,7 @@ from idemgate.testing import Clock
 from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Delivery, Forward, Taken
 from idemgate.topics.triggers import _expand
+from tests.for_each import for_each
 
 Dumps = Callable[[], dict[bytes, bytes]]
 LARGE = "x" * 50_000
@@ -41,7 +42,7 @@ async def put(topic: Any, clock: Clock, n: int, payload: object = LARGE, **more:
 # -- what is cut up here ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("sizes", "lengths"),
     [
         ([], []),

@@ -8,6 +8,7 @@ import pytest
 
 from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock
+from tests.for_each import for_each
 
 
 async def test_no_more_in_flight_than_allowed(face: Any, clock: Clock) -> None:
@@ -124,7 +125,7 @@ def test_who_may_take_nothing_of_a_long_ranked_backlog_is_not_told_that_it_is_du
     assert (taken.deliveries, taken.next_due_ms) == ([], opens)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "word"),
     [
         ({"concurrency": 0}, "concurrency"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from idemgate import Gate, InvalidArgument, Trigger, append, union
 from idemgate.testing import Clock
+from tests.for_each import for_each
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 BY_FIELD = {"tags": "union", "log": "append", "total": "sum", "*": "last"}
@@ -120,7 +121,7 @@ async def test_items_are_found_by_what_they_are(face: Any) -> None:
     assert [type(item) for item in again.payload] == [type(item) for item in expected]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("merge", "payload", "items", "said"),
     [
         ("append", 1, [2], "items=2: not an item of this payload"),
@@ -143,7 +144,7 @@ async def test_items_are_found_by_what_they_are(face: Any) -> None:
 async def test_what_is_no_item_is_refused_before_anything_is_written(
     face: Any, everything: Any, merge: Any, payload: Any, items: Any, said: str
 ) -> None:
-    topic = face.topic("t", merge=merge)
+    topic = face.topic(f"t{len(face.gate.topics)}", merge=merge)
     delivery = await _one(topic, payload)
     before = everything()
     with pytest.raises(InvalidArgument, match=said):

@@ -17,6 +17,7 @@ from idemgate.errors import DecodeError, PolicyChanged, UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.deliveries import Settlement
 from tests.conftest import Awaited
+from tests.for_each import for_each
 
 NAN = float("nan")
 Dumps = Callable[[], dict[bytes, bytes]]
@@ -77,14 +78,14 @@ POLICIES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "text"), POLICIES, ids=lambda value: "" if isinstance(value, dict) else value[:30])
+@for_each(("policy", "text"), POLICIES, ids=lambda value: "" if isinstance(value, dict) else value[:30])
 def test_a_bad_policy_is_refused_at_once(gate: Gate, everything: Dumps, policy: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^{text}"):
         gate.topic("t", **policy)
     assert everything() == {}
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a{b}", "a:b", "ü", "x" * 65, None, 7])
+@for_each("name", ["", "a b", "a{b}", "a:b", "ü", "x" * 65, None, 7])
 def test_a_bad_name_is_refused_at_once(gate: Gate, url: str, everything: Dumps, name: Any) -> None:
     with pytest.raises(InvalidArgument, match=rf"^topic={re.escape(repr(name))}: not a name\. Use 1 to 64 of"):
         gate.topic(name)
@@ -93,8 +94,8 @@ def test_a_bad_name_is_refused_at_once(gate: Gate, url: str, everything: Dumps, 
     assert everything() == {}
 
 
-@pytest.mark.parametrize("make", [append, union])
-@pytest.mark.parametrize("cap", [0, -1, 2.5, 100_001, True])
+@for_each("make", [append, union])
+@for_each("cap", [0, -1, 2.5, 100_001, True])
 def test_a_bad_cap_is_refused(make: Callable[[Any], Any], cap: Any) -> None:
     with pytest.raises(InvalidArgument, match=rf"^cap={cap}: not a number of items\. Use 1 to 100,000"):
         make(cap)
@@ -158,13 +159,11 @@ TRIGGERS: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("opened", [False, True], ids=["new", "opened"])
-@pytest.mark.parametrize(
-    ("merge", "trigger", "text"), TRIGGERS, ids=lambda value: value[:30] if isinstance(value, str) else ""
-)
+@for_each(("merge", "trigger", "text"), TRIGGERS, ids=lambda value: value[:30] if isinstance(value, str) else "")
 async def test_a_bad_trigger_is_refused_before_anything_is_written(
     gate: Gate, everything: Dumps, merge: Any, trigger: dict[str, Any], text: str, opened: bool
 ) -> None:
-    topic = gate.topic("t", merge=merge)
+    topic = gate.topic(f"t{len(gate.topics)}", merge=merge)
     if opened:
         topic.open()
     before = everything()
@@ -199,7 +198,7 @@ NO_TRIGGERS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("triggers", "text"), NO_TRIGGERS, ids=range(len(NO_TRIGGERS)))
+@for_each(("triggers", "text"), NO_TRIGGERS, ids=range(len(NO_TRIGGERS)))
 async def test_what_is_no_key_with_its_payload_is_never_taken_apart(
     face: Any, everything: Dumps, triggers: Any, text: str
 ) -> None:

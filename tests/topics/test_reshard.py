@@ -16,6 +16,7 @@ from idemgate.errors import PolicyChanged, ServerRejected, TopicInUse, Unexpecte
 from idemgate.testing import Clock, audit
 from idemgate.topics.reshard import ReshardProgress, plan_reshard
 from tests.conftest import Awaited, Face
+from tests.for_each import for_each
 
 KEYS = [f"k{i}" for i in range(40)]
 CHANGES = [(1, 2), (2, 8), (8, 2), (4, 1), (16, 16)]
@@ -427,7 +428,7 @@ async def test_what_two_slots_remember_of_one_key_becomes_one(face: Face, clock:
     assert (await topic.trigger("k", event_id="e")).status == "merged"
 
 
-@pytest.mark.parametrize("slots", [0, 3, -2, 32_768, True, "4", None])
+@for_each("slots", [0, 3, -2, 32_768, True, "4", None])
 async def test_a_number_that_is_none_is_refused(face: Face, slots: Any) -> None:
     topic = face.topic("t", window="60s", slots=2)
     with pytest.raises(InvalidArgument, match="slots"):

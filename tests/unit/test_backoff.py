@@ -15,6 +15,7 @@ from idemgate.core import backoff as module
 from idemgate.core.backoff import delays, retry_pause
 from idemgate.core.durations import LONGEST_MS
 from idemgate.errors import InvalidArgument
+from tests.for_each import for_each
 
 ATTEMPTS = st.integers(1, 10**6)
 
@@ -24,7 +25,7 @@ def first(policy: Any, count: int = 4) -> list[int]:
     return [backoff.ms(attempt) for attempt in range(1, count + 1)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("policy", "expected"),
     [
         (["1s", "10s"], [1_000, 10_000, 10_000, 10_000]),
@@ -46,7 +47,7 @@ def test_a_policy_gives_milliseconds_by_attempt(policy: Any, expected: list[int]
     assert first(policy) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     "policy",
     [
         [],
@@ -131,10 +132,8 @@ def test_a_strategy_that_returns_no_number_is_named(answer: Any) -> None:
         delays(Strategy(answer)).ms(1)
 
 
-@pytest.mark.parametrize("attempt", [0, -1, True, 1.0, None, "1"])
-@pytest.mark.parametrize(
-    "policy", [None, "1s", ["1s"], tenacity.wait_fixed(1)], ids=["default", "constant", "list", "tenacity"]
-)
+@for_each("attempt", [0, -1, True, 1.0, None, "1"])
+@for_each("policy", [None, "1s", ["1s"], tenacity.wait_fixed(1)], ids=["default", "constant", "list", "tenacity"])
 def test_attempts_count_from_one(policy: Any, attempt: Any) -> None:
     with pytest.raises(InvalidArgument, match="first attempt is 1"):
         delays(policy).ms(attempt)

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from idemgate.core.codec import Codec, canonical, digest
 from idemgate.core.codec.packing import Ext, ValueEncoder, from_ext, looks_plain, measure
 from idemgate.errors import DecodeError, InvalidArgument
+from tests.for_each import for_each
 
 CODEC = Codec()
 NAIVE = datetime(2024, 1, 1)  # noqa: DTZ001
@@ -92,7 +93,7 @@ def test_the_short_way_and_the_long_way_write_the_same(value: Any) -> None:
     assert CODEC.encode(value) == b"\x01" + ValueEncoder("payload", 64).encode(value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**5000, 0.0, -0.0, math.inf, math.nan,
     5e-324,
@@ -152,7 +153,7 @@ class Item:
     made: str = field(default="here", init=False)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [Colour.RED, Size.SMALL, Kind.A, Text("a"), Pair(1, 2), bytearray(b"a"), memoryview(b"a"),
     msgpack.ExtType(1, b"2024"),
@@ -162,7 +163,7 @@ class Item:
      Exception("x"), "\ud800", ...],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-@pytest.mark.parametrize(
+@for_each(
     "around",
     [lambda x: x, lambda x: [1, x], lambda x: {"a": [x]}, lambda x: (x,), lambda x: [19.99, Decimal(1), x],
     lambda x: [[]] * 99 + [x]],
@@ -293,7 +294,7 @@ def test_depths_that_could_not_be_unpacked_are_refused(depth: int) -> None:
 # -- foreign and hostile bytes -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [b"", b"\x00\x01", b"\x02\x01", b"\x80\x04K\x01.", b"{}", b"\x01", b"\x01\xc1", b"\x01\x01\x01",
     b"\x01\x91", b"\x01\xa1\xff",
@@ -327,7 +328,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
+@for_each("bomb", BOMBS)
 def test_a_bomb_is_refused_before_memory_is_taken(bomb: str) -> None:
     data = b"\x01" + BOMBS[bomb]
     assert len(data) <= CODEC.max_bytes
@@ -428,7 +429,7 @@ EQUAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("texts", EQUAL, ids=lambda texts: texts[0])
+@for_each("texts", EQUAL, ids=lambda texts: texts[0])
 def test_equal_decimals_have_one_digest_and_come_back_as_they_were(texts: list[str]) -> None:
     values = [Decimal(text) for text in texts]
     assert len({digest(value) for value in values}) == 1
@@ -485,7 +486,7 @@ def test_a_dict_comes_back_in_its_order_whatever_is_in_it() -> None:
     assert repr(CODEC.decode(CODEC.encode(made))) == "{'b': 1, 'a': {'d': 1, 'c': 2}}"
 
 
-@pytest.mark.parametrize("depth", [1, 2, 63, 64, 65, 128])
+@for_each("depth", [1, 2, 63, 64, 65, 128])
 def test_no_codec_reads_what_nests_deeper_than_it_writes(depth: int) -> None:
     deep = b"\x01" + b"\x91" * depth + b"\x01"
     assert Codec(max_depth=depth).encode(Codec(max_depth=depth).decode(deep)) == deep

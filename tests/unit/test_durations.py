@@ -15,6 +15,7 @@ from idemgate import Gate
 from idemgate.core import durations
 from idemgate.core.durations import LONGEST_MS, instant, milliseconds
 from idemgate.errors import InvalidArgument
+from tests.for_each import for_each
 
 EARLIEST, LATEST = datetime(1970, 1, 2), datetime(9999, 12, 30)  # noqa: DTZ001
 NAIVE = datetime(2024, 1, 1)  # noqa: DTZ001
@@ -25,7 +26,7 @@ def test_the_longest_span_is_a_hundred_years() -> None:
     assert LONGEST_MS == 100 * 365.25 * 86_400_000
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("written", "expected"),
     [
         (2, 2_000),
@@ -54,7 +55,7 @@ def test_what_people_write_becomes_milliseconds(written: Any, expected: int) -> 
     assert type(milliseconds(written, "lease")) is int
 
 
-@pytest.mark.parametrize(
+@for_each(
     "written",
     [
         "", "5", "5 s", " 5s", "5s ", "5S", "5sec", "30m1h", "5m5m", "m", "-5s", "+5s", "1e3s", "\u0665s",
@@ -76,7 +77,7 @@ def test_anything_else_is_refused_by_name(written: Any) -> None:
     assert refused.value.fix
 
 
-@pytest.mark.parametrize("written", [0, 0.0, -0.0, "0s", "0ms", timedelta(0)])
+@for_each("written", [0, 0.0, -0.0, "0s", "0ms", timedelta(0)])
 def test_zero_passes_only_where_zero_means_something(written: Any) -> None:
     assert milliseconds(written, "delay", zero=True) == 0
 
@@ -142,7 +143,7 @@ def test_the_same_moment_in_two_zones_is_one_instant() -> None:
     assert instant(here, "at") == instant(here.astimezone(UTC), "at") == 1_714_557_600_000
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [
         NAIVE, datetime.min.replace(tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC),

@@ -40,6 +40,7 @@ from idemgate.core.codec import Codec
 from idemgate.core.keys import PARTS, slot_of
 from idemgate.errors import DecodeError
 from idemgate.topics.merge import merge_of
+from tests.for_each import for_each
 from tests.messages import pack_message
 
 ROOT = Path(idemgate.__file__).parent
@@ -91,7 +92,7 @@ def test_a_report_says_what_was_looked_at_and_what_breaks_a_promise() -> None:
     assert (Report(()).sound, str(Report(()))) == (True, "looked at nothing: sound")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("word", "written"),
     [
         ("ig2:{a.b_c-D@/9}:scheduled", "ig2:{a.b_c-D@/9}:scheduled"),
@@ -205,7 +206,7 @@ def flying(entry: bytes = TOKEN, ends: float = NOW + 1000, **changes: Any) -> di
     return {"inflight": {b"k": entry}, "messages": {b"k": message}, "leases": {b"k": ends}}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [
         ("count", 0), ("acc", b"\xc1"), ("attempts", b"text"), ("failure", 7), ("version", 7), ("priority", b"text"),
@@ -219,7 +220,7 @@ def test_a_message_with_a_corrupt_field_is_reported(name: str, value: Any) -> No
     assert kinds == ["undecodable"]
 
 
-@pytest.mark.parametrize("entry", [b"", b"0", b"-1", b"x", b"1 ", b"1 2 0 1", b"1 2 2 1 ", b"1 2 0 0 ", b"1 x 0 1 "])
+@for_each("entry", [b"", b"0", b"-1", b"x", b"1 ", b"1 2 0 1", b"1 2 2 1 ", b"1 2 0 0 ", b"1 x 0 1 "])
 def test_a_corrupt_entry_of_a_delivery_is_reported(entry: bytes) -> None:
     assert found(**flying()) == []
     assert [one.kind for one in found(**flying(entry))] == ["undecodable"]

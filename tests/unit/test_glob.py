@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from idemgate.subscribers.expiry.glob import matcher
+from tests.for_each import for_each
 
 CASES: list[tuple[bytes, list[bytes], list[bytes]]] = [
     (b"", [b""], [b"a"]),
@@ -39,13 +38,13 @@ CASES: list[tuple[bytes, list[bytes], list[bytes]]] = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "yes", "no"), CASES, ids=lambda value: "" if isinstance(value, list) else None)
+@for_each(("pattern", "yes", "no"), CASES, ids=lambda value: "" if isinstance(value, list) else None)
 def test_a_pattern_matches_whole_keys(pattern: bytes, yes: list[bytes], no: list[bytes]) -> None:
     matches = matcher(pattern)
     assert [key for key in [*yes, *no] if matches(key)] == yes
 
 
-@pytest.mark.parametrize(("pattern", "yes", "no"), CASES, ids=lambda value: "" if isinstance(value, list) else None)
+@for_each(("pattern", "yes", "no"), CASES, ids=lambda value: "" if isinstance(value, list) else None)
 def test_a_server_reads_it_as_well(raw: Any, namespace: str, pattern: bytes, yes: list[bytes], no: list[bytes]) -> None:
     # A prefix sets the keys of this test apart
     prefix = namespace.encode() + b":"

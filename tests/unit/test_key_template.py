@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from idemgate.core.codec import digest
 from idemgate.core.key_template import compile_fingerprint, compile_key
 from idemgate.errors import InvalidArgument
+from tests.for_each import for_each
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1)
 
@@ -43,7 +44,7 @@ def key(spec: Any, *args: Any, func: Any = pair, instance: object = None, **kwar
 # -- templates -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("template", "value", "expected"),
     [
         ("{a}", "x", "x"),
@@ -67,7 +68,7 @@ def test_a_template_reads_the_arguments(template: str, value: Any, expected: str
     assert key(template, value) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("template", "says"),
     [
         ("", "no field"),
@@ -116,7 +117,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         compile_key("{evnt}", lambda: None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("template", "value", "says"),
     [
         ("{a}", None, "empty key"),
@@ -182,7 +183,7 @@ class LoudId(UUID):
         return "LOUD"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "expected"),
     [
         (0, "0"),
@@ -331,7 +332,7 @@ class Credit:
     def __call__(self, amount: int) -> None: ...
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("func", "says"),
     [
         (Credit("ann"), r"Credit is an object with __call__.*key=lambda amount"),
@@ -419,7 +420,7 @@ class Decorated:
     async def later(self, order: str) -> None: ...
 
 
-@pytest.mark.parametrize("name", ["method", "outside", "inside", "static_outside", "static_inside", "later"])
+@for_each("name", ["method", "outside", "inside", "static_outside", "static_inside", "later"])
 def test_every_kind_of_method_works_under_wrapt(name: str) -> None:
     instance = Decorated()
     assert getattr(instance, name)("o1") == getattr(instance, name)(order="o1") == "o1"
@@ -449,7 +450,7 @@ def test_a_function_without_a_signature_needs_a_callable() -> None:
 # -- callables and all arguments -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["x", b"x", b"\xff\x00", 0, -1, 10**4000])
+@for_each("value", ["x", b"x", b"\xff\x00", 0, -1, 10**4000])
 def test_a_callable_may_return_text_bytes_or_an_int(value: Any) -> None:
     assert key(lambda a, b="b": value, 1) is value
 
@@ -459,7 +460,7 @@ def test_a_callable_may_return_what_a_field_may_hold() -> None:
     assert key(lambda a: a, Size.SMALL) == "1"
 
 
-@pytest.mark.parametrize("value", [None, "", b"", True, 1.5, {}, [], ("a",), object(), "\ud800"])
+@for_each("value", [None, "", b"", True, 1.5, {}, [], ("a",), object(), "\ud800"])
 def test_anything_else_from_a_callable_is_refused(value: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"^key callable"):
         key(lambda a: value, 1)
@@ -513,7 +514,7 @@ def test_a_fingerprint_may_be_computed() -> None:
     assert compile_fingerprint(lambda self, order: self.id, Shop.pay).of(Shop(), ("o",), {}) == digest("shop-1")
 
 
-@pytest.mark.parametrize("spec", [["c"], "c", ["a", "c"], [], "", [1], [None], ["a.__dict__"], ["{a}"]])
+@for_each("spec", [["c"], "c", ["a", "c"], [], "", [1], [None], ["a.__dict__"], ["{a}"]])
 def test_a_fingerprint_of_unknown_names_is_refused_when_decorating(spec: Any) -> None:
     with pytest.raises(InvalidArgument) as refused:
         compile_fingerprint(spec, pair)
@@ -537,8 +538,8 @@ def test_an_argument_that_must_be_named_is_none_of_those_that_are_not() -> None:
     assert compile_key("{amount}", pay).of(None, ("o", "p", "q"), {}) == "5"
 
 
-@pytest.mark.parametrize("compile_spec", [compile_key, compile_fingerprint])
-@pytest.mark.parametrize(
+@for_each("compile_spec", [compile_key, compile_fingerprint])
+@for_each(
     ("spec", "fits"),
     [
         pytest.param(lambda order, amount: order, True, id="same names"),

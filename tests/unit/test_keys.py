@@ -16,6 +16,7 @@ from redis.crc import key_slot
 from idemgate.core import keys
 from idemgate.dedup.dedup import DedupCalls
 from idemgate.errors import InvalidArgument
+from tests.for_each import for_each
 
 NAME = string.ascii_letters + string.digits + "_.-"
 names = st.text(NAME, min_size=1, max_size=8)
@@ -147,7 +148,7 @@ def test_slots_are_used_evenly(pattern: str) -> None:
 BAD_KEYS: list[Any] = ["", b"", True, None, 1.5, ["a"], {"a": 1}, object(), "\ud800", "x" * 65_537, 10**5000]
 
 
-@pytest.mark.parametrize("key", BAD_KEYS, ids=range(len(BAD_KEYS)))
+@for_each("key", BAD_KEYS, ids=range(len(BAD_KEYS)))
 def test_what_is_no_key_is_refused(key: Any) -> None:
     for use in (keys.raw, lambda key: keys.record("ns", "s", key), keys.text_of):
         with pytest.raises(InvalidArgument) as told:
@@ -163,7 +164,7 @@ def test_the_longest_key_is_a_key() -> None:
     assert len(keys.record("ns", "s", "x" * 65_536)) < 200
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a:b", "{a}", "a\n", "\u00e9", "x" * 65, None, 7, b"a", "a/b", "*"])
+@for_each("name", ["", "a b", "a:b", "{a}", "a\n", "\u00e9", "x" * 65, None, 7, b"a", "a/b", "*"])
 def test_what_is_no_name_is_refused(name: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"^topic=.*: not a name\. Use 1 to 64 of A-Z a-z 0-9 _ \. -$"):
         keys.check_name(name, "topic")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.for_each import for_each
+
 PACKAGE = Path(__file__).parents[2] / "idemgate"
 LEVELS = [
     {"errors"},
@@ -160,7 +162,7 @@ def test_timeouts_use_the_clock_that_test_tools_do_not_freeze(sources: dict[str,
     assert [path for path, source in sources.items() if not path.startswith(exempt) and frozen.search(source)] == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "source"),
     [
         pytest.param("core/keys.py", "from idemgate.store.sync import SyncLink", id="core imports the store"),
@@ -186,7 +188,7 @@ def test_a_breach_is_named_with_its_place(path: str, source: str) -> None:
     assert found[0].startswith(path)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "source"),
     [
         pytest.param(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from idemgate import Adaptive, InvalidArgument, Retry
 from idemgate.errors import Overloaded
 from idemgate.topics.limits import WINDOW, HandlerEnd, Limit, initial_limit, update_limit
+from tests.for_each import for_each
 
 FAST, SLOW = 0.05, 0.5
 
@@ -222,7 +223,7 @@ def test_workers_that_know_nothing_of_each_other_share_the_downstream() -> None:
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "name"),
     [
         ({"least": 0}, "least"),

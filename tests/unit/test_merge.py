@@ -9,6 +9,7 @@ import pytest
 from idemgate.core.codec import Codec
 from idemgate.errors import InvalidArgument
 from idemgate.topics.merge import EXACT, NAMES, MergeSpec, _items, append, merge_of, merge_of_spec, union
+from tests.for_each import for_each
 
 CODEC = Codec(10_000)
 
@@ -24,7 +25,7 @@ BAD_POLICIES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("which", BAD_POLICIES)
+@for_each("which", BAD_POLICIES)
 def test_what_is_no_policy_is_refused(which: str) -> None:
     given, told = BAD_POLICIES[which]
     with pytest.raises(InvalidArgument) as refused:
@@ -32,7 +33,7 @@ def test_what_is_no_policy_is_refused(which: str) -> None:
     assert told in str(refused.value)
 
 
-@pytest.mark.parametrize("cap", [0, -1, True, 1.5, "9", None, 100_001])
+@for_each("cap", [0, -1, True, 1.5, "9", None, 100_001])
 def test_a_cap_is_a_number_of_items(cap: Any) -> None:
     for make in (append, union):
         with pytest.raises(InvalidArgument, match=r"^cap=.*Use 1 to 100,000"):
@@ -56,7 +57,7 @@ def test_what_many_items_take_together_is_limited_to_the_byte(policy: Any, paylo
         merge_of(policy).lift(payload, Codec(size - 1))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_a_name_is_a_policy_and_so_is_a_policy(name: Any) -> None:
     assert merge_of(name) == merge_of(merge_of(name))
     assert hash(merge_of(name)) == hash(merge_of(name))
@@ -87,7 +88,7 @@ BAD_PAYLOADS: dict[str, tuple[MergeSpec, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("which", BAD_PAYLOADS)
+@for_each("which", BAD_PAYLOADS)
 def test_what_cannot_be_merged_is_refused_when_it_is_triggered(which: str) -> None:
     policy, payload, told = BAD_PAYLOADS[which]
     with pytest.raises(InvalidArgument) as refused:

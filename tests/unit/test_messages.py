@@ -12,6 +12,7 @@ from idemgate.core.durations import LATEST_MS
 from idemgate.errors import DecodeError
 from idemgate.topics.merge import merge_of
 from idemgate.topics.messages import Delivery, Forwarded, Message, Taken, Trigger
+from tests.for_each import for_each
 from tests.messages import pack_message
 
 WHOLE: dict[str, Any] = {
@@ -48,14 +49,14 @@ def test_times_are_those_of_a_calendar(name: str) -> None:
         _read(**{name: LATEST_MS + 1})
 
 
-@pytest.mark.parametrize("name", ["attempts", "failure", "version", "priority", "group", "splits", "earlier", "rank"])
+@for_each("name", ["attempts", "failure", "version", "priority", "group", "splits", "earlier", "rank"])
 def test_a_field_of_another_type_is_corrupt(name: str) -> None:
     other: Any = b"text" if name in ("attempts", "splits", "priority") else 7
     with pytest.raises(DecodeError):
         _read(**{name: other})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "packed",
     [
         b"", pack_message()[:30], b"\x04" + pack_message()[1:], b"\x00\x0a" + pack_message()[2:],

@@ -38,6 +38,7 @@ from idemgate.core.codec.models import rebuild
 from idemgate.core.codec.restoring import restore
 from idemgate.core.codec.state import StoredModel
 from idemgate.errors import DecodeError, InvalidArgument
+from tests.for_each import for_each
 
 CODEC = Codec()
 T = TypeVar("T")
@@ -119,7 +120,7 @@ def through(value: Any, annotation: object) -> Any:
     return found
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "annotation"),
     [
         (ORDER, Order),
@@ -191,7 +192,7 @@ def test_two_versions_of_a_model_can_share_a_topic() -> None:
     assert rebuild({"sku": "a", "price": Decimal(1)}, Line | None) == Line("a", Decimal(1))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "annotation", "says"),
     [
         ({"sku": "a"}, Line, "price"),
@@ -208,7 +209,7 @@ def test_what_the_model_refuses_is_not_decodable(value: Any, annotation: object,
         rebuild(value, annotation)
 
 
-@pytest.mark.parametrize("annotation", [Order, list[Order], dict[str, Order], tuple[Order, int], "Order", Box[Order]])
+@for_each("annotation", [Order, list[Order], dict[str, Order], tuple[Order, int], "Order", Box[Order]])
 def test_a_value_of_another_shape_stays_as_it_is(annotation: object) -> None:
     assert rebuild(7, annotation) == 7
     assert rebuild("text", annotation) == "text"
@@ -485,7 +486,7 @@ EXACT: list[tuple[Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("value", "annotation"), EXACT)
+@for_each(("value", "annotation"), EXACT)
 def test_a_model_is_restored_without_its_code(value: Any, annotation: Any) -> None:
     back = through(value, annotation)
     assert (back, type(back)) == (value, type(value))
@@ -493,7 +494,7 @@ def test_a_model_is_restored_without_its_code(value: Any, annotation: Any) -> No
     assert getattr(back, "model_fields_set", None) == getattr(value, "model_fields_set", None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("one", "other"),
     [
         (Refund(1, "x"), Other(1, "x")),
@@ -611,7 +612,7 @@ STATES: list[tuple[Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("one", "other"), STATES, ids=lambda value: type(value).__name__)
+@for_each(("one", "other"), STATES, ids=lambda value: type(value).__name__)
 def test_state_that_a_field_does_not_show_tells_models_apart_and_is_restored(one: Any, other: Any) -> None:
     assert digest(one) != digest(other)
     for value in (one, other):
@@ -697,7 +698,7 @@ def test_a_model_with_a_base_of_c_is_refused() -> None:
             use(DequeLine("a", Decimal(1)))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "annotation", "says"),
     [
         (Refund(1, "x"), Other, "holds a .*:Refund, and the annotation leads to Other"),
@@ -755,7 +756,7 @@ def test_a_generic_model_that_this_process_has_not_made_is_restored_as_the_equal
         restore(StoredModel(name, {"inside": 1}, {}, []), Refund)
 
 
-@pytest.mark.parametrize("annotation", [Any, dict, list, None, object, inspect.Parameter.empty, dict[str, Any]])
+@for_each("annotation", [Any, dict, list, None, object, inspect.Parameter.empty, dict[str, Any]])
 def test_without_an_annotation_that_leads_to_a_model_it_is_the_dict_of_its_fields(annotation: Any) -> None:
     for value in (GOLD, [GOLD, 1], {"a": (Mixed(Kind.ONE, {Colour.RED}),)}, private()):
         assert rebuild(CODEC.decode_stored(CODEC.encode(value)), annotation) == CODEC.decode(CODEC.encode(value))

@@ -8,6 +8,7 @@ import pytest
 from idemgate.core.codec.decoding import unpack
 from idemgate.core.codec.packing import _SCALAR_EXTS, Ext, looks_plain, measure, nests_at_most
 from idemgate.errors import DecodeError
+from tests.for_each import for_each
 
 SHORT = [bytes([0xA0 + n]) + b"\xc4" * n for n in range(32)]
 LONG = [b"\xd9\xff" + b"\xc4" * 255, b"\xda\x01\x00" + b"\xc4" * 256, b"\xdb\x00\x01\x00\x00" + b"\xc4" * 65_536]
@@ -23,7 +24,7 @@ SINGLE = b"\xca\x00\x00\x00\x00"
 ALL = [*SHORT, *LONG, *PLAIN, SINGLE]
 
 
-@pytest.mark.parametrize("body", ALL, ids=lambda body: f"{body[:2].hex()}-{len(body)}")
+@for_each("body", ALL, ids=lambda body: f"{body[:2].hex()}-{len(body)}")
 def test_a_plain_value_is_known_as_such_both_ways_and_ends_where_it_ends(body: bytes) -> None:
     for packed in (body, b"\x91" + body, b"\x92" + body * 2):
         assert measure(packed, 3, 200_000)
@@ -34,7 +35,7 @@ def test_a_plain_value_is_known_as_such_both_ways_and_ends_where_it_ends(body: b
                 measure(other, 3, 200_000)
 
 
-@pytest.mark.parametrize("value", [b"", b"x", b"x" * 256, b"x" * 65_536, msgpack.ExtType(Ext.UUID, b"x" * 16),
+@for_each("value", [b"", b"x", b"x" * 256, b"x" * 65_536, msgpack.ExtType(Ext.UUID, b"x" * 16),
     msgpack.ExtType(Ext.BIG_INT, b"1234567"), msgpack.ExtType(Ext.DECIMAL, b"1" * 300)])  # fmt: skip
 def test_what_is_not_plain_is_told_by_both(value: object) -> None:
     for packed in (msgpack.packb(value), msgpack.packb([value, 1]), msgpack.packb({"a": "b" * 40, "c": [1.5, value]})):
@@ -42,7 +43,7 @@ def test_what_is_not_plain_is_told_by_both(value: object) -> None:
         assert not looks_plain(packed, len(packed))
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 8, 16, 0, 3, 17, 255, 256, 65_536])
+@for_each("size", [1, 2, 4, 8, 16, 0, 3, 17, 255, 256, 65_536])
 def test_an_extension_is_as_long_as_its_header_says_and_one_of_ours(size: int) -> None:
     for code in sorted(_SCALAR_EXTS):
         packed = msgpack.packb([msgpack.ExtType(code, b"\xc4" * size), 1])

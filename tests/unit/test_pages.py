@@ -12,6 +12,7 @@ import pytest
 
 from idemgate import Gate
 from idemgate.topics.policy import _LOCAL, TopicOptions
+from tests.for_each import for_each
 
 ROOT = Path(__file__).parents[2]
 STORIES = sorted((ROOT / "idemgate").rglob("README.md"))
@@ -61,7 +62,7 @@ def test_poe_test_runs_a_test_of_each_promise() -> None:
     assert [name for name, tests in SHOWN.items() if all(is_slow(*test) for test in tests)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@for_each("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_names_is_there(page: Path) -> None:
     for path, name in NAMED.findall(page.read_text(encoding="utf-8")):
         assert (ROOT / path).exists() or (ROOT / f"{path}.py").exists(), path
@@ -88,7 +89,7 @@ def test_each_step_of_a_story_names_functions_of_its_files(page: Path) -> None:
                 )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@for_each("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_each_module_that_a_page_names_has_that_name(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for module, name in re.findall(r"`(idemgate(?:\.[a-z_]+)+)\.([a-z_]+)\(", text):

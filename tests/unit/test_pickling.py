@@ -20,6 +20,7 @@ import idemgate
 from idemgate import errors
 from idemgate.core.calls import Incomplete
 from idemgate.errors import AlreadyDone, AlreadyInProgress, InvalidArgument, KeyReused, PartialFailure, StoreUnavailable
+from tests.for_each import for_each
 
 PACKAGES = ("idemgate", "idemgate_http", "idemgate_webhook", "idemgate_rabbitmq", "idemgate_zookeeper")
 INTERNAL = {Incomplete}
@@ -90,15 +91,15 @@ def test_all_classes_are_tried() -> None:
     assert len(ALL) > len(named) + 5
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("cls", ALL)
+@for_each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@for_each("cls", ALL)
 def test_an_exception_is_the_same_after_pickle(cls: type[BaseException], protocol: int) -> None:
     error = build(cls)
     assert facts(pickle.loads(pickle.dumps(error, protocol))) == facts(error)
     assert facts(copy.copy(error)) == facts(copy.deepcopy(error)) == facts(error)
 
 
-@pytest.mark.parametrize("cls", [errors.Bury, *(getattr(errors, name) for name in errors.__all__)])
+@for_each("cls", [errors.Bury, *(getattr(errors, name) for name in errors.__all__)])
 def test_the_cause_the_context_and_the_notes_come_along(cls: type[BaseException]) -> None:
     error = raised(build(cls))
     found = pickle.loads(pickle.dumps(error))
@@ -116,7 +117,7 @@ def test_the_cause_the_context_and_the_notes_come_along(cls: type[BaseException]
     )
 
 
-@pytest.mark.parametrize("name", errors.__all__)
+@for_each("name", errors.__all__)
 def test_the_arguments_make_an_equal_exception(name: str) -> None:
     # Celery stores `args` as JSON and calls the class with them.
     error = build(getattr(errors, name))

@@ -24,6 +24,7 @@ from idemgate.topics.policy import (
     merge_declarations,
     policy_of,
 )
+from tests.for_each import for_each
 
 
 def policy(**facts: Any) -> Policy:
@@ -68,9 +69,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("facts", "name", "told"), REFUSED, ids=lambda part: str(part) if isinstance(part, dict) else ""
-)
+@for_each(("facts", "name", "told"), REFUSED, ids=lambda part: str(part) if isinstance(part, dict) else "")
 def test_a_policy_that_cannot_work_is_refused(facts: dict[str, Any], name: str, told: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         policy(**facts)
@@ -92,7 +91,7 @@ WORKING: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("facts", WORKING, ids=str)
+@for_each("facts", WORKING, ids=str)
 def test_what_is_stored_is_read_back(facts: dict[str, Any]) -> None:
     made = policy(**facts)
     assert from_stored(made.pack_stored(), made) == made
@@ -134,7 +133,7 @@ EACH: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """For each option, arguments with another value than its default, and what they change of the stored policy."""
 
 
-@pytest.mark.parametrize("option", TopicOptions.__annotations__)
+@for_each("option", TopicOptions.__annotations__)
 def test_an_option_is_stored_or_it_is_that_of_each_program(option: str) -> None:
     given, changed = EACH[option]
     made, stored = policy(**given), ALWAYS | changed

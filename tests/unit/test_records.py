@@ -8,6 +8,7 @@ import pytest
 
 from idemgate.guard.claims import Claims
 from idemgate.guard.record import decode_record
+from tests.for_each import for_each
 
 
 def _long(letter: bytes, owner: bytes, print_: bytes, data: bytes) -> bytes:
@@ -21,7 +22,7 @@ def _short(text: bytes) -> bytes:
     return bytes([len(text)]) + text
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("letter", "state", "kind"),
     [
         (b"p", "in progress", b""),
@@ -31,8 +32,8 @@ def _short(text: bytes) -> bytes:
         (b"e", "failed", b"e"),
     ],
 )
-@pytest.mark.parametrize("owner", [b"", b"o" * 16, b"o" * 255])
-@pytest.mark.parametrize("fingerprint", [b"", b"f" * 16])
+@for_each("owner", [b"", b"o" * 16, b"o" * 255])
+@for_each("fingerprint", [b"", b"f" * 16])
 def test_the_long_form_says_anything(letter: bytes, state: str, kind: bytes, owner: bytes, fingerprint: bytes) -> None:
     packed = _long(letter, owner, fingerprint, b"data")
     assert decode_record(packed) == (state, kind, b"data", 7, 8)
@@ -50,7 +51,7 @@ def test_the_shared_failure_of_a_released_record_is_not_its_checkpoint() -> None
         decode_record(packed[: -len(b"edata")])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("code", "kind", "beside"),
     [
         (248, b"v", 0), (249, b"v", 16), (250, b"n", 0), (251, b"n", 16), (252, b"e", 0), (253, b"e", 16),
@@ -72,7 +73,7 @@ def test_anything_else_is_none(packed: bytes) -> None:
         decode_record(packed)
 
 
-@pytest.mark.parametrize("code", [*range(240, 248), 0, 192, 194])
+@for_each("code", [*range(240, 248), 0, 192, 194])
 def test_what_begins_as_no_record_does_is_none(code: int) -> None:
     with pytest.raises(ValueError, match="unknown first byte"):
         decode_record(bytes([code]) + bytes(40))

@@ -14,6 +14,7 @@ import pytest
 from idemgate import InvalidArgument
 from idemgate.errors import NotConfigured
 from idemgate.topics.recurring import build_recurring
+from tests.for_each import for_each
 
 
 def test_occurrences_follow_the_local_clock() -> None:
@@ -60,7 +61,7 @@ def local_times(expression: str, zone: str, start: datetime, hours: int) -> list
     return [at.astimezone(ZoneInfo(zone)).strftime("%H:%M%z")[:8] for at in times if at is not None]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("zone", "expression", "spring", "autumn"),
     [
         # Named hours: each once a day. What the change skips runs once, when the clock goes on.
@@ -90,8 +91,8 @@ def test_named_hours_run_once_a_day_and_every_hour_follows_the_time_that_passes(
         assert local_times(expression, zone, change - timedelta(minutes=61), 3) == expected
 
 
-@pytest.mark.parametrize("zone", CHANGES)
-@pytest.mark.parametrize("expression", ["*/15 2 * * *", "0 */3 * * *", "*/30 1,2,3 * * *", "17 * * * *"])
+@for_each("zone", CHANGES)
+@for_each("expression", ["*/15 2 * * *", "0 */3 * * *", "*/30 1,2,3 * * *", "17 * * * *"])
 def test_no_day_has_fewer_or_more_runs_than_its_hours(zone: str, expression: str) -> None:
     recurring = build_recurring("r", expression, zone, None)
     for change in CHANGES[zone]:
@@ -126,7 +127,7 @@ def test_the_newest_missed_occurrence_is_found_among_any_number() -> None:
     assert build_recurring("r", "0 9 * * *", "UTC", None, misfire_grace="1h").find_missed(last, now) is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("zone", "expression", "minutes", "newest"),
     [
         # Minutes after the end of summer time, and the newest occurrence by then, in UTC
@@ -182,7 +183,7 @@ def test_utc_needs_no_time_zone_database(monkeypatch: pytest.MonkeyPatch) -> Non
         reset_tzpath()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "cron", "zone", "word"),
     [
         ("", "* * * * *", "UTC", "name"),

@@ -17,6 +17,7 @@ from dramatiq.brokers.stub import StubBroker
 from typing_extensions import TypedDict
 
 from idemgate import Delivery, Gate, InvalidArgument
+from tests.for_each import for_each
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ def test_a_field_that_the_annotation_does_not_have_is_refused(gate: Gate, kind: 
     assert problem in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "key"), RIGHT)
+@for_each(("kind", "key"), RIGHT)
 def test_a_field_that_the_annotation_may_have_is_accepted(gate: Gate, kind: Any, key: str) -> None:
     def func(it: Any) -> None: ...
 

@@ -16,6 +16,7 @@ from idemgate.topics.messages import Delivery, Settled, Taken, Trigger
 from idemgate.topics.slots import OpenReply
 from idemgate.topics.topic import AioTopic, Topic
 from idemgate.topics.topic_calls import TopicCalls
+from tests.for_each import for_each
 from tests.messages import pack_message
 from tests.unit.test_policy import policy
 
@@ -98,7 +99,7 @@ def test_what_is_taken_from_several_slots_for_one_is_told_as_one() -> None:
 # -- going in ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("merge", "payload", "more", "lengths"),
     [
         ("last", None, {}, [1]),

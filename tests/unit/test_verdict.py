@@ -14,11 +14,12 @@ from idemgate.errors import (
     Retry,
     StoreUnavailable,
 )
+from tests.for_each import for_each
 
 AWAY = StoreUnavailable("away", executed="no")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("verdict", "step"),
     [
         pytest.param(HANDLED, "ack", id="handled"),

@@ -13,6 +13,7 @@ from idemgate.gate import LARGEST
 from idemgate.guard.options import ClaimOptions, GuardOptions
 from idemgate.testing import audit
 from idemgate.topics.policy import TopicOptions
+from tests.for_each import for_each
 
 NOWHERE = "redis://nowhere:1"
 gate = Gate(NOWHERE, timeout="1ms")
@@ -85,8 +86,8 @@ def _handler() -> None:
     gate.topic("t").handler(work)
 
 
-@pytest.mark.parametrize("value", BAD)
-@pytest.mark.parametrize("place", PLACES)
+@for_each("value", BAD)
+@for_each("place", PLACES)
 def test_what_is_no_whole_number_in_range_is_refused(place: str, value: Any) -> None:
     with pytest.raises(InvalidArgument) as refused:
         PLACES[place](value)
@@ -96,7 +97,7 @@ def test_what_is_no_whole_number_in_range_is_refused(place: str, value: Any) -> 
     assert "p" not in gate.topics
 
 
-@pytest.mark.parametrize("place", [place for place in PLACES if place.startswith(("topic.", "once.", "Gate.max"))])
+@for_each("place", [place for place in PLACES if place.startswith(("topic.", "once.", "Gate.max"))])
 def test_the_smallest_and_a_usual_number_are_accepted(place: str) -> None:
     made = Gate(NOWHERE)
     for value in (1, 4):
@@ -121,14 +122,14 @@ def test_each_whole_number_of_a_public_signature_has_a_place() -> None:
     assert {"topic.max_size", "topic.burst", "once.max_attempts", "once.cache_size", "claim.max_attempts"} <= {*PLACES}
 
 
-@pytest.mark.parametrize("rate", [10**400, float("nan"), float("inf"), True, "1/0s", f"{10**400}/s", -1])
+@for_each("rate", [10**400, float("nan"), float("inf"), True, "1/0s", f"{10**400}/s", -1])
 def test_a_rate_out_of_range_is_refused(rate: Any) -> None:
     with pytest.raises(InvalidArgument, match="rate="):
         gate.topic("p", rate=rate)
 
 
-@pytest.mark.parametrize("payload", [10**400, -(10**400), float("nan"), float("inf")])
-@pytest.mark.parametrize("merge", ["sum", "min", "max"])
+@for_each("payload", [10**400, -(10**400), float("nan"), float("inf")])
+@for_each("merge", ["sum", "min", "max"])
 def test_a_number_that_cannot_be_merged_is_refused(merge: Any, payload: Any) -> None:
     with pytest.raises(InvalidArgument, match="payload="):
         gate.topic(f"m-{merge}", merge=merge).trigger("k", payload)

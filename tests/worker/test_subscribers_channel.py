@@ -14,6 +14,7 @@ import pytest
 
 from idemgate import Gate, InvalidArgument
 from idemgate.subscribers import PubSubMessage
+from tests.for_each import for_each
 from tests.proxy import Proxy
 from tests.waiting import eventually
 
@@ -261,7 +262,7 @@ def no_generator(heard: PubSubMessage) -> Any:
     yield heard
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("channel", "options", "callback", "named"),
     [
         pytest.param("", {}, print, "channel", id="empty"),

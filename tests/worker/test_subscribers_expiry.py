@@ -25,6 +25,7 @@ from idemgate.subscribers.expiry.glob import matcher
 from idemgate.subscribers.expiry.rules import add_event_flags, due, look, missing, timed_out
 from idemgate.testing import Clock
 from tests.cluster import agree, cluster, server, unused_ports, wait_for
+from tests.for_each import for_each
 from tests.proxy import Proxy
 
 SETTING = "notify-keyspace-events"
@@ -657,7 +658,7 @@ def test_patterns_match_as_they_do_in_redis(empty: Any, pattern: str, names: set
     assert {name for name in names if matches(name.encode())} == found
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "pattern", "options", "named"),
     [
         pytest.param("sessions", "", {}, "pattern", id="no pattern"),

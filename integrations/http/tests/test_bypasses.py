@@ -20,6 +20,7 @@ from idemgate_http.webhooks import GitHub, Stripe
 from idemgate_http.wsgi import IdempotencyKeyWSGI
 
 from idemgate import Gate
+from tests.for_each import for_each
 
 SECRET = "whsec_test"
 EVENT = json.dumps({"id": "evt_1", "object": "event"})
@@ -155,7 +156,7 @@ def test_a_redact_function_that_returns_no_response_repeats_nothing(gate: Gate, 
     assert (gate.counters["http.kept"], gate.counters["http.redact_failed"]) == (0, 1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("root", "path", "whole"),
     [
         ("", "/pay", "/pay"), ("/v1", "/v1/pay", "/v1/pay"), ("/v1", "/pay", "/v1/pay"), ("/v1/", "/pay", "/v1/pay"),

@@ -11,6 +11,7 @@ from idemgate_http.webhooks import CloudEvents, GitHub
 from idemgate_http.wsgi import IdempotencyKeyWSGI
 
 from idemgate import Gate, InvalidArgument
+from tests.for_each import for_each
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None: ...
@@ -20,7 +21,7 @@ async def async_caller(request: Any) -> str:
     return "a"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "name"),
     [
         ({}, "caller"),

@@ -17,6 +17,7 @@ from idemgate_http.request import Request
 from idemgate_http.response import NEVER_KEPT, REPLAYABLE, pack, unpack
 
 from idemgate import Gate, InvalidArgument
+from tests.for_each import for_each
 
 PARTS = st.tuples(*[st.text(max_size=6)] * 4)
 TYPED = st.tuples(
@@ -80,7 +81,7 @@ def media_type(field: str) -> str:
     return Request("POST", "/", b"", Headers([("content-type", field)]), None).media_type
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("one", "other", "same"),
     [
         ('text/x;a="1;b=2"', "text/x;a=1;b=2", False),

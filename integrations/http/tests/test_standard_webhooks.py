@@ -15,6 +15,7 @@ from idemgate_http.webhooks import BadSignature, Secrets, StandardWebhooks, new_
 from standardwebhooks.webhooks import Webhook
 
 from idemgate import InvalidArgument
+from tests.for_each import for_each
 
 KNOWN = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 AT = 1_614_265_330
@@ -60,7 +61,7 @@ def test_any_of_several_secrets_will_do_on_either_side() -> None:
         verify(new_secret(), both, b"{}", now=AT)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         {"webhook-id": "msg_2"},
@@ -103,7 +104,7 @@ def test_an_attempt_is_trusted_for_five_minutes_around_its_time(apart: int, trus
             verify(KNOWN, found, b"{}", now=AT + apart)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "secret",
     [
         "",
@@ -140,7 +141,7 @@ def test_a_signed_request_is_not_valid_under_another_id() -> None:
         sign(KNOWN, "msg.1", AT, b"{}")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "id",
     ["\ud800", "msg\ud800_1", "m\u00fcg", "\u212a", "msg\n1", "msg\x001", "\x1b[31mmsg", "msg\x7f", "."],
 )
@@ -159,8 +160,8 @@ def test_headers_may_be_bytes_as_those_of_asgi(wrap: Any) -> None:
     assert verify(KNOWN, mixed, b"{}", now=AT) == "msg_1"  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("value", [None, 5, ["msg_1"], object()])
-@pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
+@for_each("value", [None, 5, ["msg_1"], object()])
+@for_each("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
 def test_a_header_of_another_type_is_not_trusted(name: str, value: Any) -> None:
     with pytest.raises(BadSignature, match=f"it has no {name}"):
         verify(KNOWN, headers(KNOWN, b"{}") | {name: value}, b"{}", now=AT)

@@ -31,6 +31,7 @@ from idemgate_http.webhooks import (
 from idemgate import InvalidArgument
 from integrations.http.tests.apps import Answer
 from integrations.http.tests.conftest import Client, Effects
+from tests.for_each import for_each
 
 AT = 1_700_000_000
 STANDARD = new_secret()
@@ -131,7 +132,7 @@ def test_another_body_is_refused(provider: Provider) -> None:
         provider.verify(provider.secret, provider.headers(provider.secret), provider.body + " ")
 
 
-@pytest.mark.parametrize("change", [lambda value: "", lambda value: value[:-2], lambda value: "\u00e9" + value,
+@for_each("change", [lambda value: "", lambda value: value[:-2], lambda value: "\u00e9" + value,
                                     lambda value: value + "00", lambda value: value.replace("v", "w")])  # fmt: skip
 def test_every_changed_signature_is_refused(provider: Provider, change: Any) -> None:
     headers = provider.headers(provider.secret)
@@ -144,7 +145,7 @@ def test_every_changed_signature_is_refused(provider: Provider, change: Any) -> 
             provider.verify(provider.secret, {other: headers[other] for other in headers if other != name})
 
 
-@pytest.mark.parametrize(("apart", "trusted"), [(300, True), (301, False), (-300, True), (-301, False)])
+@for_each(("apart", "trusted"), [(300, True), (301, False), (-300, True), (-301, False)])
 def test_old_and_future_requests_are_refused(provider: Provider, apart: int, trusted: bool) -> None:
     headers = provider.headers(provider.secret)
     if trusted or not provider.timed:
@@ -162,9 +163,7 @@ def test_nobody_signs_by_chance(text: str) -> None:
             provider.verify(provider.secret, headers)
 
 
-@pytest.mark.parametrize(
-    "secret", ["", [], [""], [b"x"], ["ok", ""], None, b"x", {"ok": 1}, "ok\ud800", ["ok\ud800"], 7]
-)
+@for_each("secret", ["", [], [""], [b"x"], ["ok", ""], None, b"x", {"ok": 1}, "ok\ud800", ["ok\ud800"], 7])
 def test_no_secret_is_refused_and_none_is_shown(provider: Provider, secret: Any) -> None:
     with pytest.raises(InvalidArgument) as refused:
         provider.make(secret)
@@ -185,9 +184,7 @@ def test_a_parsed_body_is_refused(provider: Provider) -> None:
         provider.make(provider.secret).verify(provider.headers(provider.secret), {"id": 1}, AT)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "body", ["", "[]", "{}", '{"id": 5, "event_id": null}', '{"id": "", "event_id": "\\u00e9"}', "[" * 10**5]
-)
+@for_each("body", ["", "[]", "{}", '{"id": 5, "event_id": null}', '{"id": "", "event_id": "\\u00e9"}', "[" * 10**5])
 def test_a_signed_body_without_an_id_is_refused(body: str) -> None:
     for provider in (PROVIDERS[0], PROVIDERS[2]):
         with pytest.raises(BadSignature):
@@ -250,7 +247,7 @@ def test_two_times_of_stripe_are_refused() -> None:
         Stripe("s").verify(headers, b"{}", AT)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("headers", "body", "event"),
     [
         ({"Ce-Id": "1", "ce-source": "/shop"}, b"", Event("1", "/shop")),

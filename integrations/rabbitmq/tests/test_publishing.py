@@ -18,6 +18,7 @@ from idemgate_rabbitmq import AioPublisher, NotPublished, Publisher, Unroutable,
 
 from idemgate import Delivery, Gate, InvalidArgument
 from idemgate.testing import Clock
+from tests.for_each import for_each
 from tests.proxy import Proxy
 from tests.waiting import eventually
 
@@ -393,7 +394,7 @@ def test_a_publisher_serves_one_event_loop_after_the_other(store: str, namespace
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "name"),
     [
         ({"url": "redis://127.0.0.1"}, "url"),

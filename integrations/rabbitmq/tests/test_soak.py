@@ -28,6 +28,7 @@ from pika.exceptions import AMQPError
 from idemgate import Gate
 from idemgate.testing import audit
 from idemgate.types import milliseconds
+from tests.for_each import for_each
 from tests.proxy import Proxy
 from tests.resilience.plan import Fault, injecting, plan
 from tests.resilience.verdict import find_growth, read_events
@@ -321,7 +322,7 @@ class Record(NamedTuple):
 DONE = Record("done", 2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("effects", "ends", "record", "wrong"),
     [
         ([(2, 9)], {2: "handled"}, DONE, 0),

@@ -13,6 +13,7 @@ from idemgate import Gate
 from idemgate.errors import AlreadyDone, InvalidArgument, KeyReused, NoCurrentExecution, ResultUnavailable
 from idemgate.testing import Clock
 from integrations.sql.tests.flavours import Flavour, Handle, run_now
+from tests.for_each import for_each
 
 
 async def credit(db: Handle, key: str) -> dict[str, str]:
@@ -278,7 +279,7 @@ async def test_each_attempt_of_a_retry_policy_is_a_transaction(gate: Gate, flavo
 # Refusals
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [{"at_most_once": True}, {"shadow": True}, {"on_error": "store"}, {"retry": tenacity.Retrying(
         retry=tenacity.retry_if_exception_type() | tenacity.retry_if_result(bool))}],
@@ -316,7 +317,7 @@ def test_something_else_is_no_sink(gate: Gate) -> None:
         gate.guard("s", sink="postgresql:///shop")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{"table": "a b"}, {"table": "a;b"}, {"table": ""}, {"lock_timeout": 0}])
+@for_each("options", [{"table": "a b"}, {"table": "a;b"}, {"table": ""}, {"lock_timeout": 0}])
 async def test_bad_options_of_an_inbox_are_refused(flavour: Flavour, options: Any) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(options))):
         flavour.open_inbox(**options)

@@ -16,6 +16,7 @@ from idemgate import Gate, InvalidArgument, Trigger, append
 from idemgate.testing import Clock
 from integrations.sql.tests.flavours import Flavour, with_flavours
 from integrations.sql.tests.killed_relay import replace_execute
+from tests.for_each import for_each
 from tests.waiting import eventually
 
 
@@ -330,7 +331,7 @@ async def test_large_rows_come_in_smaller_batches(
     assert counts == [2, 2, 1]
 
 
-@pytest.mark.parametrize(("option", "value"), [("batch", 0), ("batch", True), ("batch", 10_001), ("poll", "soon")])
+@for_each(("option", "value"), [("batch", 0), ("batch", True), ("batch", 10_001), ("poll", "soon")])
 async def test_options_of_the_relay_are_checked(gate: Gate, inbox: Any, option: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=option):
         inbox.relay(gate, **{option: value})

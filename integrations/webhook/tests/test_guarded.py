@@ -12,6 +12,8 @@ import pytest
 import trustme
 from idemgate_webhook import AddressRefused, Guarded
 
+from tests.for_each import for_each
+
 HERE = ["127.0.0.1"]
 
 
@@ -53,9 +55,7 @@ async def test_this_machine_is_not_reached_in_any_spelling(receiver: Any, host: 
     assert receiver.connections == 0
 
 
-@pytest.mark.parametrize(
-    "address", ["169.254.169.254", "10.0.0.1", "fd00:ec2::254", "fe80::1%1", "224.0.0.1", "100.100.100.200"]
-)
+@for_each("address", ["169.254.169.254", "10.0.0.1", "fd00:ec2::254", "fe80::1%1", "224.0.0.1", "100.100.100.200"])
 async def test_a_name_that_stands_for_a_closed_address_is_refused(address: str) -> None:
     with pytest.raises(AddressRefused, match=r"metadata\.example"):
         await fetch(Guarded(HERE, resolve=Names([address])), "http://metadata.example/")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from idemgate_webhook import Reach
 
 from idemgate import InvalidArgument
+from tests.for_each import for_each
 
 PUBLIC = [
     "93.184.216.34",
@@ -30,12 +31,12 @@ CLOSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("address", PUBLIC)
+@for_each("address", PUBLIC)
 def test_public(address: str) -> None:
     assert Reach().refuses(address) is None
 
 
-@pytest.mark.parametrize("address", CLOSED)
+@for_each("address", CLOSED)
 def test_closed(address: str) -> None:
     assert address in (Reach().refuses(address) or "nothing at all")
 

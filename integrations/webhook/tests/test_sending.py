@@ -14,6 +14,7 @@ from standardwebhooks.webhooks import Webhook
 
 from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock
+from tests.for_each import for_each
 
 
 @pytest.mark.parametrize("id", ["", "a.b", 'a"b', "a b", "a\\b", "a\nb", "\u00e9", "x" * 201, 7, None])
@@ -24,7 +25,7 @@ async def test_an_id_that_would_not_stand_in_a_header_or_a_signature_is_refused(
     assert (await made.topic.stats()).counters == {}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "problem"),
     [
         ("", "absolute"), ("example.com/hooks", "absolute"), ("/hooks", "absolute"), ("https://", "absolute"),
@@ -37,7 +38,7 @@ async def test_an_id_that_would_not_stand_in_a_header_or_a_signature_is_refused(
     ],
 )  # fmt: skip
 async def test_a_url_that_can_never_work_is_refused(gate: Gate, secret: str, url: Any, problem: str) -> None:
-    webhooks = Webhooks(gate, secret=secret)
+    webhooks = Webhooks(gate, secret=secret, name=f"webhooks{len(gate.topics)}")
     with pytest.raises(InvalidArgument, match=problem) as refused:
         webhooks.send("evt_1", url, {})
     assert "hidden" not in str(refused.value)
@@ -50,7 +51,7 @@ async def test_a_body_that_is_not_json_is_refused(sender: Any, receiver: Any, bo
         await sender().send(receiver.url(), body)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {"secret": "hunter2"}, {"secret": []}, {"schedule": []}, {"schedule": ["soon"]}, {"timeout": 0},
