@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import random
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from idemgate.store.sync import SyncLink
 from idemgate.testing import Clock, audit
 from idemgate.testing.audit import CODEC, _Audit
 from idemgate.topics.reshard import ReshardProgress
+from tests.audit.mending import words
 from tests.messages import pack_message, unpack_message
 
 Plant = Callable[["Hand"], object]
@@ -607,7 +606,7 @@ def test_a_key_that_goes_before_its_record_ends_is_told(url: str, namespace: str
     # Then the printed commands mend the findings that have any
     for one in report.findings:
         if one.mend:
-            raw.execute_command(*_words(one.mend))
+            raw.execute_command(*words(one.mend))
     assert [_last(one.key) for one in audit(gate).findings] == ["running"]
     gate.close()
 
@@ -642,7 +641,7 @@ def test_the_commands_that_are_printed_mend_it(hand: Hand, found: Any, fault: st
     for _ in range(3):  # one may show another
         for one in report.findings:
             if one.mend[:3].isupper():
-                hand.raw.execute_command(*_words(one.mend))
+                hand.raw.execute_command(*words(one.mend))
         report = found()
     assert not wholly or report.sound, str(report)
     assert not any(one.mend[:3].isupper() for one in report.findings), str(report)
@@ -653,7 +652,7 @@ def test_a_mended_group_holds_what_is_in_flight_though_it_did_not_know(hand: Han
     _hold(hand, "g", b"stranger")
     commands = {finding.mend for finding in found().findings if finding.mend}
     for command in commands:
-        hand.raw.execute_command(*_words(command))
+        hand.raw.execute_command(*words(command))
     # Then, once it is mended, nothing else of it is handed out beside
     assert msgpack.unpackb(hand.raw.hget(hand.key("group:active"), "g"), raw=True) == [b"flies"]
     assert found().findings == ()
@@ -680,17 +679,11 @@ def test_of_two_faults_the_commands_mend_both(hand: Hand, found: Any, turn: int)
     for _ in range(4):
         for finding in report.findings:
             if finding.mend[:3].isupper():
-                hand.raw.execute_command(*_words(finding.mend))
+                hand.raw.execute_command(*words(finding.mend))
         report = found()
     # Then nothing is left to be done, and no error that had a command
     assert not any(finding.mend[:3].isupper() for finding in report.findings), f"{one} + {other}\n{report}"
     assert not (wholly and report.errors), f"{one} + {other}\n{report}"
-
-
-def _words(command: str) -> list[Any]:
-    """As redis-cli reads it."""
-    words = re.findall(r'"(?:[^"\\]|\\.)*"|\S+', command)
-    return [ast.literal_eval(f"b{word}") if word[0] == '"' else word for word in words]
 
 
 def test_a_key_that_stands_in_two_places_is_told_with_both(hand: Hand, found: Any) -> None:

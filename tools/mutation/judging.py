@@ -67,6 +67,7 @@ TESTS = [
         "scripts/test_states",
         "scripts/test_merge",
         "audit/test_audit",
+        "audit/test_leftovers",
         "topics/test_model",
         "guard/test_model",
         "topics/test_search",

@@ -67,7 +67,6 @@ local function make_due(one)
   if not flags or not at or at <= now_ms then
     return 0
   end
-  redis.call("HDEL", hash, one)
   redis.call("HSET", hash, one, with_due(packed, now_ms, reason.flush))
   return 1
 end

@@ -30,7 +30,6 @@ end
 local m, due, before = decode_message(packed), parse_time(ARGV[5], now_ms), earliest_due(K)
 local stood = unschedule(K, key, m)
 m.due, m.why, m.pinned = due, reason.time, 1 -- fault: reschedule-time
-redis.call("HDEL", hash, key)
 redis.call("HSET", hash, key, encode_message(m))
 if stood then -- fault: reschedule-passed
   schedule(K, key, m)

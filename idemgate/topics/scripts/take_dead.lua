@@ -15,6 +15,7 @@
 --- @include "topics/lib/slot/counters"
 --- @include "topics/lib/schedule/next_due"
 --- @include "topics/lib/slot/budget"
+--- @include "topics/lib/slot/require_storing"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local known_reply = early_reply(K, ARGV[2], now_ms)
@@ -45,6 +46,9 @@ for i = 1, accepted do
 end
 -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
 redis.call("HDEL", K.meta, "")
+if ARGV[4] == "redrive" and accepted > 0 then
+  require_storing(K)
+end
 local before, taken, triggers, folded, outdated, old_triggers = earliest_due(K), 0, 0, 0, 0, 0
 
 -- Return true if a trigger with this version would be dropped (topics/lib/trigger/dedup).

@@ -25,8 +25,8 @@ local DETAILED, TIMES, DETAILED_LIST = 0x95, 0xdc, 0xdd -- first bytes: of optio
 local stored
 local untracked = not p.leading and (string.byte(ARGV[5]) ~= DETAILED or string.sub(ARGV[5], -2) == "\160\160") -- two empty texts
 if given == 1 and ARGV[4] == "" and #ARGV[2] == 16 and untracked then -- a longer id is that of a request which moved
-  -- Through `accept_plain` a trigger alone takes 29 % more instructions. An error comes from a read or from the first write,
-  -- so nothing was written: the steps below find the reason.
+  -- Through `accept_plain` a trigger alone takes 29 % more instructions. An error comes from a read or from one of the first
+  -- two writes, so no message was stored: the steps below find the reason.
   local done, reply, message = pcall(accept_one, K, p, now_ms, ARGV)
   if done and reply then
     return reply

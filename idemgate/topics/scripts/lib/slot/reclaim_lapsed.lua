@@ -12,6 +12,7 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
   --- @include "topics/lib/schedule/requeue"
   --- @include "topics/lib/dead_letters"
   --- @include "topics/lib/slot/store_result"
+  --- @include "topics/lib/slot/require_storing"
   local LAPSED = "lease lapsed: its worker vanished or stalled"
 
   -- Return when to retry a message whose lease lapsed: at once after the first lapse, later at a pseudo-random moment
@@ -61,6 +62,9 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
     problem = redis.call("HEXISTS", K.inflight, key) == 0 and missing_entry(K.leases, key) or validate_keys(K, p, { key })
     if problem then
       break
+    end
+    if i == 1 then
+      require_storing(K)
     end
     reclaim_delivery(key)
   end

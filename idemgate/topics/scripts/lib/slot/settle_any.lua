@@ -7,6 +7,7 @@
 --- @include "topics/lib/slot/counters"
 --- @include "topics/lib/slot/budget"
 --- @include "topics/lib/slot/remove_acked"
+--- @include "topics/lib/slot/require_storing"
 --- @include "topics/lib/schedule/requeue"
 --- @include "topics/lib/slot/store_result"
 -- Keep only the failed items in a message. `packed` is {failure, number of failed items, their accumulator}. An
@@ -125,6 +126,9 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
   end
   -- Start with a deletion: a server without memory refuses a script whose first write is any that may allocate.
   redis.call("HDEL", K.meta, "")
+  if next(others) then
+    require_storing(K)
+  end
   for i, key in ipairs(keys) do
     local entry, other = live[key], others[i]
     local d = type(entry) == "table" and entry or entry and other and parse_entry(entry)

@@ -34,8 +34,8 @@ local function accept_one(K, p, now_ms, args)
   -- @allow ZADD
   -- The first write is one that is refused when the server is out of memory: all or nothing.
   redis.call("HSET", K.meta, "accepted", digits(serial))
+  redis.call("ZADD", K.scheduled, score, key) -- before the message: if an ACL denies it, the other paths find none
   redis.call("HSET", K.messages, key, message)
-  redis.call("ZADD", K.scheduled, score, key)
   if is_earliest then
     redis.pcall("PUBLISH", K.scheduled, score)
   end
