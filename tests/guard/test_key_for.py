@@ -53,7 +53,7 @@ async def test_each_attempt_and_owner_has_the_key_of_the_first(face: Any, clock:
 @pytest.mark.timeout(120)
 def test_processes_with_other_hash_seeds_make_the_same_keys(url: str, namespace: str) -> None:
     found = []
-    for number, seed in enumerate(("0", "1", "4242", "random")):
+    for number, seed in enumerate(("1", "random")):
         environment = os.environ | {"PYTHONHASHSEED": seed}
         command = [sys.executable, "-c", PROGRAM, url, namespace]
         output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

@@ -72,23 +72,35 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+PROGRAMS = {
+    "a script": (["app.py"], "app"),
+    "a module": (["-m", "app"], "app"),
+    "a script with a profiler": (["-m", "cProfile", "-o", "profile", "app.py"], "app"),
+    "a module of a package": (["-m", "shop.back.app"], "shop.back.app"),
+    "a file of a package": (["shop/back/app.py"], "shop.back.app"),
+    "a package": (["-m", "shop"], "shop.__main__"),
+}
+MODULES = sorted({module for _, module in PROGRAMS.values()})
+
+
+def test_a_module_has_the_scopes_of_its_name(project: Path) -> None:
+    shown = run("-c", "".join(f"import {module}; {module}.show()\n" for module in MODULES), cwd=project)
+    assert shown == [f"{module}.charge" for module in MODULES for _ in range(3)]
+
+
 @pytest.mark.parametrize(
-    ("command", "module"),
+    "program",
     [
-        pytest.param(["app.py"], "app", id="a script"),
-        pytest.param(["-m", "app"], "app", id="a module", marks=pytest.mark.slow),
-        pytest.param(["-m", "cProfile", "-o", "profile", "app.py"], "app", id="a script with a profiler"),
-        pytest.param(["-m", "shop.back.app"], "shop.back.app", id="a module of a package"),
-        pytest.param(["shop/back/app.py"], "shop.back.app", id="a file of a package", marks=pytest.mark.slow),
-        pytest.param(["-m", "shop"], "shop.__main__", id="a package"),
+        pytest.param(name, marks=pytest.mark.slow if name in ("a module", "a file of a package") else ())
+        for name in PROGRAMS
     ],
 )
-def test_a_program_has_the_scopes_of_its_module(command: list[str], module: str, project: Path) -> None:
-    imported = run("-c", f"from {module} import show; show()", cwd=project)
-    assert imported == [f"{module}.charge"] * 3
-    assert run(*command, cwd=project) == imported
-    if "cProfile" not in command and command != ["-m", "shop"]:  # a child cannot import the main module of these
-        assert run(*command, "child", cwd=project) == imported * 2
+def test_a_program_has_the_scopes_of_its_module(program: str, project: Path) -> None:
+    command, module = PROGRAMS[program]
+    if "cProfile" in command or command == ["-m", "shop"]:  # a child cannot import the main module of these
+        assert run(*command, cwd=project) == [f"{module}.charge"] * 3
+    else:  # a child shows them, too
+        assert run(*command, "child", cwd=project) == [f"{module}.charge"] * 6
 
 
 @pytest.mark.parametrize(
