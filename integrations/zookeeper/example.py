@@ -13,7 +13,7 @@ from idemgate_zookeeper import ZooKeeperMembership
 
 from idemgate import Gate
 
-TOPICS = {"images": 8}
+TOPICS = {"images": 64}  # many more than workers: shares are random, and of 8 slots one of two workers may get none
 
 
 class Taker:
@@ -45,14 +45,14 @@ async def until(condition: Callable[[], bool]) -> None:
 async def main(hosts: str) -> None:
     print("anna comes")
     anna = Taker("anna", hosts)
-    await until(lambda: anna.slots == 8)
+    await until(lambda: anna.slots == 64)
     print("boris comes")
     boris = Taker("boris", hosts)
-    await until(lambda: 0 < boris.slots < 8 and anna.slots + boris.slots == 8)
+    await until(lambda: 0 < boris.slots < 64 and anna.slots + boris.slots == 64)
     print("anna leaves")
     anna.stop.set()
     await anna.task
-    await until(lambda: boris.slots == 8)
+    await until(lambda: boris.slots == 64)
     boris.stop.set()
     await boris.task
 
