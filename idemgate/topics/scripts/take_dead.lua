@@ -44,10 +44,11 @@ for i = 1, accepted do
     return { "foreign", now_ms, problem }
   end
 end
--- Start with HDEL: a server without memory refuses a script whose first write may allocate.
-redis.call("HDEL", K.meta, "")
 if ARGV[4] == "redrive" and accepted > 0 then
   require_storing(K)
+else
+  -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
+  redis.call("HDEL", K.meta, "")
 end
 local before, taken, triggers, folded, outdated, old_triggers = earliest_due(K), 0, 0, 0, 0, 0
 

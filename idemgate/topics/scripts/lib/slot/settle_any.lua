@@ -124,10 +124,11 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
   local function add_count(name, n)
     done[name] = (done[name] or 0) + n
   end
-  -- Start with a deletion: a server without memory refuses a script whose first write is any that may allocate.
-  redis.call("HDEL", K.meta, "")
   if next(others) then
     require_storing(K)
+  else
+    -- Start with a deletion: a server without memory refuses a script whose first write is any that may allocate.
+    redis.call("HDEL", K.meta, "")
   end
   for i, key in ipairs(keys) do
     local entry, other = live[key], others[i]
