@@ -25,8 +25,9 @@ from tests.resilience.judging import check_sound, over
 
 START = 1_700_000_000.0
 SIGKILL = "SIGKILL of a guarded function, at every script boundary and at random moments"
-LEASE = 0.06
-"""Seconds. Heartbeats come every 10 ms; it lapses only when the test's clock says so."""
+LEASE = 1.2
+"""Seconds. Heartbeats come every 0.2 s; it lapses only when the test's clock says so. A process that stood still for
+half of it would not start."""
 
 
 class Place(NamedTuple):
