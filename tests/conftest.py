@@ -17,7 +17,7 @@ import gc
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -31,10 +31,9 @@ from idemgate.guard.claim import Claim
 from idemgate.store import retry
 from idemgate.store.embedded.server import ENVIRONMENT, Binary, _candidates, _inspect_binary, find_server, start
 from idemgate.store.sync import Waiter
-from idemgate.testing import Clock, Report, audit
+from idemgate.testing import Clock, audit
 from idemgate.topics.dead_letters import DeadLetters
 from idemgate.topics.topic import Topic
-from tests.auditor import Auditor
 from tests.needs import report_missing
 from tools import reliability
 
@@ -43,7 +42,7 @@ PASSWORD = "c4n4ry-p455w0rd"
 _numbers = itertools.count()
 # How long an example takes is the machine's affair: no test measures time.
 settings.register_profile(
-    "idemgate", deadline=None, database=None, max_examples=int(os.environ.get("IDEMGATE_EXAMPLES", "25"))
+    "idemgate", deadline=None, database=None, max_examples=int(os.environ.get("IDEMGATE_EXAMPLES", "50"))
 )
 settings.load_profile("idemgate")
 
@@ -129,28 +128,16 @@ def namespace() -> str:
 
 
 @pytest.fixture
-def accept(request: pytest.FixtureRequest) -> Callable[[Report], None]:
-    """`accept(report)`: an audit found nothing. A test that damages its namespace on purpose says
+def sound(request: pytest.FixtureRequest) -> Callable[[Gate], None]:
+    """`sound(gate)`: its whole namespace is as it must be. A test that damages it on purpose says
     `@pytest.mark.damages("wrong-type")`, the kinds of faults that are then found."""
     damages = {kind for mark in request.node.iter_markers("damages") for kind in mark.args}
 
-    def check(report: Report) -> None:
+    def check(gate: Gate) -> None:
+        report = audit(gate)
         assert {*report.by_kind} <= damages, str(report)
 
     return check
-
-
-@pytest.fixture
-def sound(accept: Callable[[Report], None]) -> Callable[[Gate], None]:
-    """`sound(gate)`: its whole namespace is as it must be, or as the test says."""
-    return lambda gate: accept(audit(gate))
-
-
-@pytest.fixture(scope="session")
-def auditor(url: str) -> Iterator[Auditor]:
-    """The auditor of this test process's server."""
-    with closing(Auditor(url)) as made:
-        yield made
 
 
 @pytest.fixture
@@ -185,7 +172,7 @@ def entry(url: str, namespace: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def gate(
-    entry: str, raw: Any, clock: Clock, namespace: str, auditor: Auditor, accept: Callable[[Report], None]
+    entry: str, url: str, raw: Any, clock: Clock, namespace: str, sound: Callable[[Gate], None]
 ) -> AsyncIterator[Gate]:
     """A gate on a namespace of its own, whose time is `clock`; audited at the end of each test.
 
@@ -196,7 +183,8 @@ async def gate(
     await made.aio.close()
     made.close()
     if raw.dbsize():
-        accept(auditor(namespace, clock))  # as a user who may do all: not every role may audit
+        with Gate(url, namespace=namespace, clock=clock) as admin:  # not every role may audit
+            sound(admin)
     if "IDEMGATE_TEST_URL" not in os.environ:
         raw.flushdb()
 

@@ -27,7 +27,7 @@ from idemgate.store.sync import SyncLink
 from idemgate.testing import Clock, audit
 from idemgate.testing.audit import CODEC, _Audit
 from idemgate.topics.reshard import ReshardProgress
-from tests.audit.mending import words
+from tests.audit.mending import execute, is_command, run_commands
 from tests.messages import pack_message, unpack_message
 
 Plant = Callable[["Hand"], object]
@@ -536,14 +536,12 @@ def test_a_planted_fault_is_found_alone_and_the_printed_commands_mend_it(hand: H
     assert all(one.key.endswith(place) and one.cause and one.remedy for one in report.findings), str(report)
     assert bool(report.errors) is (KINDS[kind].severity == "error")
     # And the commands that are printed mend it
-    wholly = all(one.mend[:3].isupper() for one in report.findings)
+    wholly = all(map(is_command, report.findings))
     for _ in range(3):  # one may show another
-        for one in report.findings:
-            if one.mend[:3].isupper():
-                hand.raw.execute_command(*words(one.mend))
+        run_commands(hand.raw, report.findings)
         report = found()
     assert not wholly or report.sound, str(report)
-    assert not any(one.mend[:3].isupper() for one in report.findings), str(report)
+    assert not any(map(is_command, report.findings)), str(report)
 
 
 def test_what_cannot_be_read_and_stands_nowhere_is_scheduled_at_once(hand: Hand, found: Any) -> None:
@@ -615,7 +613,7 @@ def test_a_key_that_goes_before_its_record_ends_is_told(url: str, namespace: str
     # Then the printed commands mend the findings that have any
     for one in report.findings:
         if one.mend:
-            raw.execute_command(*words(one.mend))
+            execute(raw, one.mend)
     assert [_last(one.key) for one in audit(gate).findings] == ["running"]
     gate.close()
 
@@ -647,7 +645,7 @@ def test_a_mended_group_holds_what_is_in_flight_though_it_did_not_know(hand: Han
     _hold(hand, "g", b"stranger")
     commands = {finding.mend for finding in found().findings if finding.mend}
     for command in commands:
-        hand.raw.execute_command(*words(command))
+        execute(hand.raw, command)
     # Then, once it is mended, nothing else of it is handed out beside
     assert msgpack.unpackb(hand.raw.hget(hand.key("group:active"), "g"), raw=True) == [b"flies"]
     assert found().findings == ()
@@ -669,15 +667,13 @@ def test_of_two_faults_the_commands_mend_both(hand: Hand, found: Any, turn: int)
     with suppress(Exception):
         FAULTS[other][2](hand)
     report = found()
-    wholly = all(one.mend[:3].isupper() for one in report.findings)
+    wholly = all(map(is_command, report.findings))
     # When everything that is printed is done, a few times
     for _ in range(4):
-        for finding in report.findings:
-            if finding.mend[:3].isupper():
-                hand.raw.execute_command(*words(finding.mend))
+        run_commands(hand.raw, report.findings)
         report = found()
     # Then nothing is left to be done, and no error that had a command
-    assert not any(finding.mend[:3].isupper() for finding in report.findings), f"{one} + {other}\n{report}"
+    assert not any(map(is_command, report.findings)), f"{one} + {other}\n{report}"
     assert not (wholly and report.errors), f"{one} + {other}\n{report}"
 
 

@@ -18,7 +18,7 @@ from idemgate.cli.acl_rules import user_name
 from idemgate.errors import ServerRejected
 from idemgate.lua import commands
 from idemgate.testing import Clock, audit
-from tests.audit.mending import words
+from tests.audit.mending import run_commands
 from tests.conftest import Face
 from tests.security.test_acl import dumped, restored
 
@@ -111,9 +111,7 @@ async def set_scene(topic: Any, clock: Clock) -> Scene:
 def mend(gate: Gate, raw: Any) -> None:
     """Run all commands that the auditor prints. What one of them mends may show another finding."""
     for _ in range(4):
-        for one in audit(gate).findings:
-            if one.mend[:3].isupper():
-                raw.execute_command(*words(one.mend))
+        run_commands(raw, audit(gate).findings)
 
 
 async def drained(topic: Any, clock: Clock) -> Counter[int]:

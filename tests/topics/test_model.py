@@ -136,9 +136,6 @@ LIMITS: dict[str, Any] = {
 KEYS = ("a", "b", "c", "d", "e")
 LENGTH = 60
 EXAMPLES = 1 + int(os.environ.get("IDEMGATE_STEPS", "6500")) // (LENGTH - 1) // len(CASES)
-LONG = "IDEMGATE_STEPS" in os.environ
-SIZES = [EXAMPLES] if LONG else [EXAMPLES // 2, pytest.param(EXAMPLES, marks=pytest.mark.slow)]
-"""The usual suite runs half of the examples. Some facts are too rare for those."""
 
 SPANS = (0, 1, 500, 5_000, 10_000, 25_000)
 MOVES = (1, 1, 999, 1_000, 3_000, 3_000, 5_000, 5_000, 9_999, 10_000, 20_000, 61_000)
@@ -498,10 +495,9 @@ class Machine(RuleBasedStateMachine):
         assert (_shown(peek.pending), _ms(peek.due_at), flight) == model.peek(key)
 
 
-@pytest.mark.timeout(0 if LONG else 120)
-@pytest.mark.parametrize("examples", SIZES)
+@pytest.mark.timeout(0 if "IDEMGATE_STEPS" in os.environ else 120)
 @pytest.mark.parametrize("name", CASES)
-def test_a_topic_is_its_model(gate: Gate, clock: Clock, name: str, examples: int, record_fault: Any) -> None:
+def test_a_topic_is_its_model(gate: Gate, clock: Clock, name: str, record_fault: Any) -> None:
     seen: Counter[str] = Counter()
     case = CASES[name]
     ends: list[float] = []
@@ -510,10 +506,10 @@ def test_a_topic_is_its_model(gate: Gate, clock: Clock, name: str, examples: int
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples,
+            max_examples=EXAMPLES,
             stateful_step_count=LENGTH,
             deadline=None,
-            derandomize=not LONG,
+            derandomize="IDEMGATE_STEPS" not in os.environ,
             database=None,
             # Without shrinking, which takes minutes here; what is printed of a failure is short enough to be read.
             phases=[Phase.generate],
@@ -531,8 +527,6 @@ def test_a_topic_is_its_model(gate: Gate, clock: Clock, name: str, examples: int
         policies=1,
     )
     print(f"{name}: {sum(seen[verb] for verb in verbs)} steps, in which {dict(sorted(seen.items()))}")
-    # A walk that never gets anywhere would agree, too. (A short one may miss what is rare.)
-    never = [verb for verb in verbs if not seen[verb]]
-    assert len(never) <= (2 if examples < EXAMPLES else 0), never
-    if examples == EXAMPLES and not (LONG and sum(seen[verb] for verb in verbs) < 5_000):
-        assert [fact for fact in HAPPENED if not seen[fact]] == []
+    # A walk that never gets anywhere would agree, too. (A short one that is left to chance may miss what is rare.)
+    short = "IDEMGATE_STEPS" in os.environ and sum(seen[verb] for verb in verbs) < 5_000
+    assert [verb for verb in (*verbs, *(() if short else HAPPENED)) if not seen[verb]] == []

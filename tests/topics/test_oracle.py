@@ -30,7 +30,7 @@ TIMINGS: dict[str, dict[str, float]] = {
     "quiet 30 s, at most 10 min": {"quiet": 30, "max_delay": 600},
 }
 APART = 60_000 // (len(TIMINGS) * len(NAMES))
-SLICE = 750
+SLICE = 1_500
 EVENTS = int(os.environ.get("IDEMGATE_EVENTS", "20000"))
 """Of the file, for each timing with a policy per field."""
 

@@ -5,12 +5,12 @@
 --- ARGV[2] request id
 --- ARGV[3] policy (topics/lib/slot/slot)
 --- ARGV[4] id of the preceding request, or "": if that one deferred any trigger, this one defers all: per-key order
---- ARGV[5] options of all triggers: a time (parse_time) or ""; packed options (topics/lib/trigger/accept_any); a packed array
----         of as many times; or a packed array of as many options, in the longer format of arrays
+--- ARGV[5] options of all triggers. One for all: a time (parse_time) or "", or packed options (topics/lib/trigger/accept_any).
+---         One for each: a packed array of times, or of options in the longer format of arrays.
 --- ARGV[6] "1" if no key occurs twice, else ""
 --- ARGV[7..] two a trigger: key; accumulator. All keys come first
---- Returns {"ok", now ms, then, if the topic stores results, the serial of the last trigger before this call; two
----         numbers for triggers in turn with the same answer...}: the answer, and the number of these triggers.
+--- Returns {"ok", now ms, serial, answer, number, answer, number...}. A topic without results has no serial: that of the
+---         last trigger before this call. Triggers in turn with the same answer share it: `number` counts them.
 ---         An answer is 8 * (due time, ms from now) + a code. The codes 0 to 4 stand for these, then
 ---         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate". The last two have no due time. "scheduled" is a
 ---         new message. It waits for the end of the delivery if its key is in flight. Code 5: this call has read 128 KiB

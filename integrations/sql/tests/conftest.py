@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ import redis
 
 from idemgate import Gate
 from idemgate.store.embedded.server import start
-from idemgate.testing import Clock
+from idemgate.testing import Clock, audit
 from integrations.sql.tests.flavours import FLAVOURS, SLOW, Flavour, find_url
-from tests.auditor import Auditor
 from tests.needs import report_missing
 from tests.postgres import Postgres, find_programs
 
@@ -42,27 +40,20 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(scope="session")
-def auditor(url: str) -> Iterator[Auditor]:
-    """The auditor of this test process's server."""
-    with closing(Auditor(url)) as made:
-        yield made
-
-
 @pytest.fixture
 def namespace() -> str:
     return f"sql{os.getpid()}-{next(_numbers)}"
 
 
 @pytest.fixture
-async def gate(url: str, raw: Any, clock: Clock, namespace: str, auditor: Auditor) -> AsyncIterator[Gate]:
+async def gate(url: str, raw: Any, clock: Clock, namespace: str) -> AsyncIterator[Gate]:
     """A gate on a namespace of its own, whose time is `clock`. It is audited at the end.
 
     An audit scans the whole server, so the keys of the test are deleted after it.
     """
     made = Gate(url, namespace=namespace, clock=clock)
     yield made
-    report = auditor(namespace, clock) if raw.dbsize() else None
+    report = audit(made) if raw.dbsize() else None
     await made.aio.close()
     made.close()
     raw.flushdb()

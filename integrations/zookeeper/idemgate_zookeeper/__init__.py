@@ -75,7 +75,7 @@ class ZooKeeperMembership(Member):
     async def heartbeat(self, said: HeartbeatRequest) -> HeartbeatReply:
         if self.generation:
             return await self._session.within(self.heartbeat_timeout, self._announce(said))
-        # Of the first one an error ends the run, so a connection that is lost during it must not be its error.
+        # An error of the first heartbeat ends the run, so that one is sent again if the connection is lost.
         return await self._session.retry(self.heartbeat_timeout, lambda: self._announce(said))
 
     async def leave(self) -> None:

@@ -11,11 +11,13 @@ from typing import Any, Protocol, TypeVar, cast
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # pyright: ignore[reportMissingTypeStubs]
 from kazoo.exceptions import (  # type: ignore[import-untyped]  # pyright: ignore[reportMissingTypeStubs]
     AuthFailedError,
+    ConnectionLoss,
     InvalidACLError,
     KazooException,
     NoAuthError,
     NodeExistsError,
     NoNodeError,
+    SessionExpiredError,
 )
 
 from idemgate import StoreError, StoreUnavailable
@@ -27,6 +29,8 @@ T = TypeVar("T")
 Watch = Callable[[object], None]
 PAUSE = 0.1
 """Seconds from a lost connection to the next try."""
+LOST = (ConnectionLoss, SessionExpiredError)
+"""What a request raises if its connection or its session ends before the reply."""
 
 
 class _Result(Protocol):
@@ -105,13 +109,14 @@ class Wire:
             raise _translated(error, seconds) from error
 
     async def retry(self, seconds: float, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What the requests bring; those whose connection was lost are asked for again until the time is over."""
+        """What the requests bring. Until the time is over they are sent again if the connection is lost meanwhile."""
         end = monotonic() + seconds
         while True:
             try:
                 return await self.within(max(end - monotonic(), PAUSE), ask())
-            except StoreUnavailable:
-                if monotonic() + PAUSE >= end:
+            except StoreUnavailable as error:
+                lost = error.__cause__ is None or isinstance(error.__cause__, LOST)  # no cause: not connected
+                if not lost or monotonic() + PAUSE >= end:
                     raise
             await asyncio.sleep(PAUSE)
 

@@ -105,6 +105,25 @@ async def test_a_connection_that_is_lost_while_it_joins_does_not_end_it(
     assert next(asked) > 2
 
 
+async def test_an_error_that_stays_ends_the_first_announcement_at_once(
+    join: Join, raw: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    # Given a path below which no node can be made
+    raw.create(path, ephemeral=True, makepath=True)
+    asked, send = list[str](), KazooClient.ensure_path_async
+
+    def note_then_send(client: Any, at: str, **options: Any) -> Any:
+        asked.append(at)
+        return send(client, at, **options)
+
+    monkeypatch.setattr(KazooClient, "ensure_path_async", note_then_send)
+    # Then the run ends with the reason, after one try
+    hand = await join()
+    with pytest.raises(StoreUnavailable, match="NoChildrenForEphemerals"):
+        await hand.task
+    assert asked.count(f"{path}/members") == 1
+
+
 async def test_little_moves_and_the_generation_rises(join: Join) -> None:
     hands = [await join(), await join(), await join()]
     await eventually(lambda: divided(*hands))
