@@ -40,7 +40,9 @@ class Postgres:
 
     def __init__(self, programs: Path) -> None:
         # Not pytest's tmp_path: another user cannot enter it, and its path may be too long for a socket.
-        self._home = Path(tempfile.mkdtemp(prefix="idemgate-postgres-"))
+        # In memory where Linux has a place for it: files come and go with each table of each test.
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self._home = Path(tempfile.mkdtemp(prefix="idemgate-postgres-", dir=memory))
         self._names = itertools.count()
         self._free: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None

@@ -176,6 +176,7 @@ def test_a_backlog_is_as_large_after_it_was_measured_as_before(kind: type[backlo
 
 
 @needs("redis-server", "valgrind", "nm")
+@pytest.mark.slow
 def test_the_instructions_of_a_server_are_told_apart_by_role() -> None:
     script = "redis.call('SET', KEYS[1], cmsgpack.pack({1, 2})) return 1"
     rooms = Rooms(shutil.which("redis-server") or "")

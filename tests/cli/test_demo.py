@@ -28,6 +28,7 @@ def report_of(out: str) -> dict[str, Any]:
     return json.loads(out)
 
 
+@pytest.mark.slow
 def test_a_small_demo_keeps_its_promises_and_its_numbers_add_up(start: Any) -> None:
     # When 300 made-up events are played to 3 subscribers
     code, out, err = start("demo", "--no-kill", "--events", "300", "--subscribers", "3", "--speed", "2", "--json").end()

@@ -91,8 +91,7 @@ def test_a_module_has_the_scopes_of_its_name(project: Path) -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in ("a module", "a file of a package") else ())
-        for name in PROGRAMS
+        pytest.param(name, marks=() if name in ("a script", "a package") else pytest.mark.slow) for name in PROGRAMS
     ],
 )
 def test_a_program_has_the_scopes_of_its_module(program: str, project: Path) -> None:
@@ -107,8 +106,8 @@ def test_a_program_has_the_scopes_of_its_module(program: str, project: Path) -> 
     ("command", "program"),
     [
         pytest.param(["-c", PROGRAM], None, id="python -c"),
-        pytest.param(["-"], PROGRAM, id="standard input"),
-        pytest.param(["plain"], None, id="a folder that is no package"),
+        pytest.param(["-"], PROGRAM, id="standard input", marks=pytest.mark.slow),
+        pytest.param(["plain"], None, id="a folder that is no package", marks=pytest.mark.slow),
     ],
 )
 def test_a_program_without_a_name_is_refused(command: list[str], program: str | None, project: Path) -> None:

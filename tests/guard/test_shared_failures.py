@@ -144,6 +144,7 @@ def call_from_threads(url: str, namespace: str, callers: int, results: Any) -> N
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_callers_of_three_processes_share_one_failure(url: str, namespace: str) -> None:
     context = get_context("spawn")
     results = context.Queue()

@@ -1,4 +1,4 @@
-"""luacheck finds no name that is undefined or unused in a script, and would find one."""
+"""luacheck finds a name that is undefined or unused in a script. `poe lint` runs it on all of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from tools import luacheck
 def _needed() -> None:
     if not shutil.which("luacheck"):
         report_missing("luacheck")
-
-
-def test_each_name_in_the_scripts_has_a_meaning() -> None:
-    assert luacheck.findings(lua.names()) == []
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ FEW = {
     "subscribers/lists/take",
     "subscribers/lists/settle",
 }
-"""The scripts of the usual tests: the most frequent ones, and some of which a part was written."""
+"""The most frequent scripts, and some of which a part was written: for `tools/mutation`."""
 
 
 @pytest.fixture
@@ -40,7 +40,8 @@ def kept(raw: Any, namespace: str) -> dict[bytes, tuple[Any, int]]:
 @pytest.mark.servers("7.0")  # Redis before 7.0 checks no command beforehand
 @pytest.mark.damages("changing")
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("scripts", ["few", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scripts", ["few", "all"])
+@pytest.mark.slow
 async def test_a_call_that_lacks_one_command_has_written_nothing(
     scripts: str, scene: Scene, raw: Any, url: str, namespace: str, clock: Clock
 ) -> None:

@@ -157,6 +157,7 @@ def processes(own: str, raw: Any, namespace: str) -> Iterator[list[subprocess.Po
         process.communicate()
 
 
+@pytest.mark.slow
 async def test_of_all_processes_one_acts(processes: Any, raw: Any, eventually: Any) -> None:
     # Given three processes in gate.run()
     await eventually(lambda: raw.pubsub_numsub(CHANNEL)[0][1] == 3, 30)

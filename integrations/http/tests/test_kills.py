@@ -100,6 +100,7 @@ def test_of_a_request_whose_server_is_killed_the_retry_gets_the_answer(shop: Sho
     print(f"N={KILLS} kills, of which {sum(n > 1 for n in expected.values())} inside the window")
 
 
+@pytest.mark.slow
 def test_of_a_request_whose_server_is_killed_at_random_the_retry_gets_the_answer(
     shop: Shop, seed: int, drawn: random.Random
 ) -> None:

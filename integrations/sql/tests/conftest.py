@@ -14,7 +14,7 @@ import redis
 from idemgate import Gate
 from idemgate.store.embedded.server import start
 from idemgate.testing import Clock, audit
-from integrations.sql.tests.flavours import FLAVOURS, SLOW, Flavour, find_url
+from integrations.sql.tests.flavours import FEW, FLAVOURS, SLOW, Flavour, find_url
 from tests.needs import report_missing
 from tests.postgres import Postgres, find_programs
 
@@ -91,10 +91,17 @@ async def inbox(flavour: Flavour) -> Any:
     return await flavour.create()
 
 
+USUAL = {
+    # Each process of SQLAlchemy and Django takes seconds.
+    **dict.fromkeys(("test_kills", "test_relay_kills", "test_relay_outages"), ("psycopg", "sqlite")),
+    "test_relay": FEW,
+}
+"""The flavours with which the tests of a file run. With the others they are slow."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark most kills and outages as slow. Each process of SQLAlchemy and Django takes seconds."""
     for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.stem.endswith(("_kills", "_outages")):
+        if item.path.parent == Path(__file__).parent and item.path.stem in USUAL:
             name = getattr(item, "callspec", None) and item.callspec.params.get("flavour", "")  # type: ignore[attr-defined]
-            if name and name not in ("psycopg", "sqlite"):
+            if name and name not in USUAL[item.path.stem]:
                 item.add_marker(pytest.mark.slow)

@@ -328,6 +328,11 @@ def with_flavours(wanted: Callable[[type[Flavour]], bool]) -> pytest.MarkDecorat
     return pytest.mark.parametrize("flavour", names, indirect=True)
 
 
+FEW = ("psycopg", "psycopg-async", "sqlite")
+with_few = pytest.mark.parametrize(
+    "flavour", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in FLAVOURS], indirect=True
+)
+"""Run a test of what a relay does with rows, however they were read: with few flavours, and slowly with all."""
 on_postgresql = with_flavours(lambda kind: kind.dialect == "postgresql")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from idemgate import Gate, InvalidArgument, Trigger, append
 from idemgate.testing import Clock
-from integrations.sql.tests.flavours import Flavour, with_flavours
+from integrations.sql.tests.flavours import Flavour, with_few, with_flavours
 from integrations.sql.tests.killed_relay import replace_execute
 from tests.for_each import for_each
 from tests.waiting import eventually
@@ -132,6 +132,7 @@ async def test_rows_of_a_key_are_sent_in_order_in_any_number_of_batches(gate: Ga
     assert delivered == {f"k{k}": list(range(k, 250, 3)) for k in range(3)}
 
 
+@with_few
 async def test_a_row_that_is_sent_again_has_no_second_effect(gate: Gate, inbox: Any, topic: Any) -> None:
     # Given a relay that sent rows and died before it deleted them
     await send(inbox, topic, ("a", 1), ("a", 2))
@@ -153,6 +154,7 @@ async def test_a_row_that_is_sent_again_has_no_second_effect(gate: Gate, inbox: 
     assert gate.counters["sql.relay_duplicates"] == 2
 
 
+@with_few
 async def test_rows_that_their_topic_drops_are_counted(gate: Gate, inbox: Any) -> None:
     full = gate.topic("full", merge=append(1))
     await send(inbox, full, ("a", 1), ("a", 2), ("b", 3))
@@ -161,6 +163,7 @@ async def test_rows_that_their_topic_drops_are_counted(gate: Gate, inbox: Any) -
     assert (gate.counters["sql.relayed"], gate.counters["sql.relay_dropped"]) == (3, 1)
 
 
+@with_few
 async def test_a_trigger_that_the_topic_would_refuse_is_refused_before_it_is_written(
     gate: Gate, inbox: Any, topic: Any
 ) -> None:
@@ -177,6 +180,7 @@ async def test_a_trigger_that_the_topic_would_refuse_is_refused_before_it_is_wri
     assert await _await(inbox.outbox.backlog()) == (0, 0, 0.0)
 
 
+@with_few
 async def test_a_row_that_its_topic_refuses_now_is_set_aside(
     gate: Gate, url: str, clock: Clock, inbox: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,6 +204,7 @@ async def test_a_row_that_its_topic_refuses_now_is_set_aside(
     assert (await _await(inbox.outbox.backlog()))[:2] == (1, 0)
 
 
+@with_few
 async def test_rows_of_topics_that_the_relay_does_not_have_stay_and_are_logged_once(
     gate: Gate, url: str, clock: Clock, inbox: Any, topic: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -257,6 +262,7 @@ async def test_one_relay_works_and_another_one_takes_over(
     second.close()
 
 
+@with_few
 async def test_an_outage_is_logged_once_and_so_is_its_end(
     gate: Gate, flavour: Flavour, inbox: Any, topic: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -271,6 +277,7 @@ async def test_an_outage_is_logged_once_and_so_is_its_end(
     assert events == ["sql.relay_stalled", "sql.relay_resumed"]
 
 
+@with_few
 async def test_while_the_store_is_away_rows_stay(
     gate: Gate, inbox: Any, topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,11 +339,13 @@ async def test_large_rows_come_in_smaller_batches(
 
 
 @for_each(("option", "value"), [("batch", 0), ("batch", True), ("batch", 10_001), ("poll", "soon")])
+@with_few
 async def test_options_of_the_relay_are_checked(gate: Gate, inbox: Any, option: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=option):
         inbox.relay(gate, **{option: value})
 
 
+@with_few
 async def test_a_gate_runs_the_relay_with_its_subscribers(gate: Gate, inbox: Any, topic: Any) -> None:
     gate.add_subscriber(inbox.relay(gate, poll="10ms"))
     async with gate.aio.subscribers():

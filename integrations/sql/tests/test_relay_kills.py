@@ -139,6 +139,7 @@ async def test_killed_at(orders: Orders, place: str) -> None:
     await orders.judge()
 
 
+@pytest.mark.slow
 async def test_several_at_once_killed_at_random(orders: Orders) -> None:
     await orders.write()
     for _ in range(2):
