@@ -90,9 +90,7 @@ def test_a_module_has_the_scopes_of_its_name(project: Path) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [
-        pytest.param(name, marks=() if name in ("a script", "a package") else pytest.mark.slow) for name in PROGRAMS
-    ],
+    [pytest.param(name, marks=() if name in ("a script", "a package") else pytest.mark.slow) for name in PROGRAMS],
 )
 def test_a_program_has_the_scopes_of_its_module(program: str, project: Path) -> None:
     command, module = PROGRAMS[program]
