@@ -128,7 +128,9 @@ async def drained(topic: Any, clock: Clock) -> Counter[int]:
 
 @pytest.mark.usefixtures("unasked")
 @pytest.mark.parametrize("policy", [{}, pytest.param({"priority": True}, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("awaiting", [False, True], ids=["blocking", "awaiting"])
+@pytest.mark.parametrize(
+    "awaiting", [pytest.param(False, id="blocking"), pytest.param(True, id="awaiting", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in OPERATIONS]
 )

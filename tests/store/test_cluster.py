@@ -48,7 +48,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int
         yield found
 
 
-@pytest.fixture(params=HOWS)
+@pytest.fixture(params=["url", pytest.param("client", marks=pytest.mark.slow), "awaiting client"])
 async def gate(
     request: pytest.FixtureRequest, ports: list[int], clock: Clock, namespace: str, sound: Callable[[Gate], None]
 ) -> AsyncIterator[Gate]:

@@ -46,7 +46,11 @@ def programs() -> list[str]:
 
 PROGRAMS = programs()
 NEWEST = PROGRAMS[-1:]
-every_program = pytest.mark.parametrize("program", PROGRAMS, indirect=True, ids=lambda path: Path(path).name)
+every_program = pytest.mark.parametrize(
+    "program",
+    [pytest.param(path, id=Path(path).name, marks=() if path in NEWEST else pytest.mark.slow) for path in PROGRAMS],
+    indirect=True,
+)
 one_program = pytest.mark.parametrize("program", NEWEST, indirect=True, ids=lambda path: Path(path).name)
 
 

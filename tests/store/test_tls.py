@@ -100,10 +100,10 @@ REFUSED = {
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("why", REFUSED)
-async def test_who_cannot_prove_it_is_refused_with_the_reason(asker: Any, tls: Tls, why: str) -> None:
+async def test_who_cannot_prove_it_is_refused_with_the_reason(asker: Any, tls: Tls, why: str, three_tries: Any) -> None:
     options, says = REFUSED[why]
-    ask = asker(tls.url(**options), timeout="1s")
-    with pytest.raises(StoreUnavailable, match=says):
+    ask = asker(tls.url(**options), timeout="30s")
+    with three_tries(), pytest.raises(StoreUnavailable, match=says):
         await ask.run(ask.claims.inspect(ask.claims.key("s", "k")))
 
 

@@ -77,10 +77,13 @@ def constant_prefetch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "MAX_HOLD", 1e9)
 
 
+MIXED = [pytest.param(kinds, marks=pytest.mark.slow) for kinds in ((True, False), (False, True))]
+
+
 @pytest.mark.usefixtures("constant_prefetch")
 @pytest.mark.parametrize("prefetch", [0, 1, 4, None])
 @pytest.mark.parametrize("concurrency", [1, 2, 8])
-@pytest.mark.parametrize("kinds", [(True, True), (False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("kinds", [(True, True), (False, False), *MIXED])
 async def test_a_quick_topic_waits_for_one_slow_handler_at_most(
     gate: Gate, handlers: Handlers, eventually: Any, kinds: tuple[bool, bool], concurrency: int, prefetch: int | None
 ) -> None:
