@@ -40,9 +40,7 @@ class Postgres:
 
     def __init__(self, programs: Path) -> None:
         # Not pytest's tmp_path: another user cannot enter it, and its path may be too long for a socket.
-        # In memory where Linux has a place for it: files come and go with each table of each test.
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self._home = Path(tempfile.mkdtemp(prefix="idemgate-postgres-", dir=memory))
+        self._home = Path(tempfile.mkdtemp(prefix="idemgate-postgres-", dir=_memory()))
         self._names = itertools.count()
         self._free: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -168,6 +166,12 @@ def _empty(url: str) -> bool:
     except psycopg.Error:
         return False
     return True
+
+
+def _memory() -> str | None:
+    """Return a directory in memory with room for many servers, or None. Each table of each test makes and deletes files."""
+    path = "/dev/shm"  # a container may have 64 MB of it, which one server uses up
+    return path if os.access(path, os.W_OK) and shutil.disk_usage(path).free > 4 << 30 else None
 
 
 def _unprivileged_user() -> pwd.struct_passwd:
