@@ -169,7 +169,7 @@ def _empty(url: str) -> bool:
 
 
 def _memory() -> str | None:
-    """Return a directory in memory with room for many servers, or None. Each table of each test makes and deletes files."""
+    """Return a directory in memory with room for many servers, or None. Tests make and delete many files."""
     path = "/dev/shm"  # a container may have 64 MB of it, which one server uses up
     return path if os.access(path, os.W_OK) and shutil.disk_usage(path).free > 4 << 30 else None
 
