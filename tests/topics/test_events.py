@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+from zlib import crc32
 
 import msgpack
 import pytest
@@ -48,6 +50,21 @@ def test_thousands_with_times_of_their_own_are_each_known_as_long_as_they_should
                 known[one] = max(now, round(receipt.due_at.timestamp() * 1000)) + 60_000
         topic.ack(topic.take(100))
     assert audit(gate).sound
+
+
+@pytest.mark.parametrize("options", [{}, {"group": "g"}, {"priority": 1}, {"version": 1}], ids=str)
+async def test_an_event_is_known_whatever_slot_its_key_has(face: Any, options: dict[str, Any]) -> None:
+    # Given a key, or a group, whose slot hash looks like two empty texts of MessagePack
+    topic = face.topic("t", priority=True)
+    await topic.trigger("the first one of a half minute takes another path")
+    name = next(name for name in map(str, itertools.count()) if crc32(name.encode()) & 0xFFFF == 0xA0A0)
+    key, group = ("k", name) if "group" in options else (name, None)
+    options = options | {"group": group}
+    # When an event is accepted and delivered, and comes again
+    assert (await topic.trigger(key, event_id="e", **options)).status == "scheduled"
+    await topic.ack(await topic.take(2))
+    # Then it is known
+    assert (await topic.trigger(key, event_id="e", **options)).status == "duplicate"
 
 
 def test_a_table_shrinks_again(gate: Gate, raw: Any, clock: Clock) -> None:
