@@ -297,7 +297,7 @@ class Gate:
         Raises:
             InvalidArgument: an option is invalid, or a decorator below has registered the function. Calls raise it for
                 arguments that give no key, and if the function returns a Future, a Task, a generator or another object
-                whose work has not ended. The key is then free.
+                whose work has not ended. The key is then free, unless `at_most_once` or `on_error` says otherwise.
 
         The guarded function raises its own errors, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable,
         ReplayedFailure, SharedFailure, OutcomeUnknown, AttemptsExhausted and StoreError. LeaseLost means that the

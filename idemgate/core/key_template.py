@@ -263,14 +263,15 @@ def _find_held(func: Any) -> tuple[str, str] | None:
 
     What a decorator returned (`__wrapped__`) counts as its function. The keywords of a partial are defaults.
     """
+    if (inner := getattr(func, "__wrapped__", None)) is not None:
+        return _find_held(inner)
     if isinstance(func, partial):
         return _PARTIAL if func.args or _find_held(func.func) else None
     if ismethod(func):
         return _CLASS if isinstance(func.__self__, type) else _OBJECT
     if isinstance(func, classmethod):
         return _CLASS
-    is_plain = isroutine(func) or isinstance(func, type | staticmethod) or hasattr(func, "__wrapped__")
-    return None if is_plain else _CALLED
+    return None if isroutine(func) or isinstance(func, type | staticmethod) else _CALLED
 
 
 def _refuse_held(func: Any, problem: str, fix: str) -> InvalidArgument:

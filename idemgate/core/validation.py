@@ -7,7 +7,7 @@ import contextlib
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from types import CoroutineType, NoneType
+from types import CoroutineType, NoneType, SimpleNamespace
 from typing import Any, TypeVar, get_type_hints
 
 from idemgate.errors import InvalidArgument
@@ -142,11 +142,16 @@ def check_parameters(func: Any, name: str, *parameters: str) -> None:
 
 
 def type_hints(func: Any) -> dict[str, Any]:
-    """Return the evaluated annotations of `func`, or an empty dict if they cannot be evaluated."""
+    """Return the annotations of `func` that can be evaluated. Of a class: all, or none if one of them cannot."""
     try:
         return get_type_hints(func)
     except Exception:  # noqa: BLE001 - an annotation is an arbitrary expression and may raise anything
-        return {}
+        hints = dict[str, Any]()
+    variables = getattr(inspect.unwrap(func), "__globals__", None)
+    for name, annotation in getattr(func, "__annotations__", {}).items() if variables else ():
+        with contextlib.suppress(Exception):
+            hints |= get_type_hints(SimpleNamespace(__annotations__={name: annotation}), variables)
+    return hints
 
 
 def call_blocking(work: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:

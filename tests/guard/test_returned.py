@@ -222,6 +222,20 @@ async def test_a_result_with_a_class_of_the_same_name_inside_is_not_stored(face:
     assert face.gate.counters["once.result_not_stored"] == 1
 
 
+async def test_a_parameter_that_cannot_be_evaluated_does_not_hide_what_is_returned(face: Any) -> None:
+    # Given a parameter whose class is imported under TYPE_CHECKING only
+    def handle(k: str, session: Nowhere | None = None) -> Order | Derived:  # type: ignore[name-defined]  # noqa: F821
+        return Derived(k)
+
+    guarded = face.once(key="{k}", scope="s")(handle)
+    # Then a duplicate gets an object of the same class
+    assert [await guarded("x"), await guarded("x")] == [Derived("x")] * 2
+    # Unless it is the class of the result that cannot be evaluated
+    handle.__annotations__["return"] = "Nowhere"
+    unknown = face.once(key="{k}", scope="unknown")(handle)
+    assert [await unknown("x"), await unknown("x")] == [Derived("x"), {"id": "x"}]
+
+
 async def test_a_model_in_a_list_without_an_annotation_is_logged(face: Any, caplog: pytest.LogCaptureFixture) -> None:
     for scope, result in (("l", [Order("1")]), ("plain", [[0] * 10, {0: "a"}])):
         await face.once(key="{k}", scope=scope)(lambda k, result=result: result)("x")
