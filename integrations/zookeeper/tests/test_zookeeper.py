@@ -209,6 +209,7 @@ class Child:
         return set(json.loads(line)[1])
 
 
+@pytest.mark.slow  # a busy machine is late
 async def test_the_slots_of_the_killed_are_taken_within_the_bound(join: Join, child: Child) -> None:
     while await child.says() != ALL:
         pass
