@@ -84,10 +84,10 @@ FAULTS = {
     "a caller that waited runs": Fault("failure-shared", "never"),
     "a failure stays when the next run starts": Fault("begun", 'data => (failure or "") .. data'),
     # of a heartbeat and a checkpoint
-    "a former owner beats": Fault("renew-owner", "r.owner ~= token => false"),
+    "a former owner beats": Fault("renew-owner", "r.owner ~= id => false"),
     "a heartbeat revives what has ended": Fault("renew-owner", "or => and false or"),
     "a heartbeat says lost, and holds": Fault("renewed", '"ok" => "lost"'),
-    "a former owner notes": Fault("note-owner", "r.owner ~= token => false"),
+    "a former owner notes": Fault("note-owner", "r.owner ~= id => false"),
     # of a completion
     "anybody completes": Fault("completes", " and owner == ARGV[at] and granted => "),
     "what an earlier grant did completes a later one": Fault("completes", " and granted => "),

@@ -57,9 +57,9 @@ def _saved(file: Path, figure: Any) -> bool:
     return True
 
 
-def _by(rows: Rows, steps: Mapping[str, str], figure: str = "rate") -> dict[str, Bars]:
+def _by(rows: Rows, steps: Mapping[str, str]) -> dict[str, Bars]:
     """A group of bars for each step, by its label."""
-    return {label: _group(rows, step, figure) for label, step in steps.items()}
+    return {label: _group(rows, step, "rate") for label, step in steps.items()}
 
 
 def _group(rows: Rows, step: str, figure: str) -> Bars:

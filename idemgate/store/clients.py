@@ -79,9 +79,9 @@ def async_pool(endpoint: Endpoint, seconds: float) -> Any:
     return _aredis.ConnectionPool(connection_class=cls, **settings)
 
 
-def async_client(endpoint: Endpoint, seconds: float = SOCKET_TIMEOUT) -> Any:
+def async_client(endpoint: Endpoint) -> Any:
     """Return an asynchronous client for the running event loop, on an `async_pool`."""
-    return aredis.Redis.from_pool(async_pool(endpoint, seconds))
+    return aredis.Redis.from_pool(async_pool(endpoint, SOCKET_TIMEOUT))
 
 
 def find_master(pool: Any, seconds: float) -> tuple[str, int] | None:

@@ -83,16 +83,16 @@ class Subscription:
         except TimeoutError:
             self._gaps.add(key)
 
-    def remove(self, name: bytes, callback: MessageCallback, *, pattern: bool = False) -> None:
-        """Remove a listener. The last listener of a name ends its subscription."""
-        key = pattern, name
+    def remove(self, name: bytes, callback: MessageCallback) -> None:
+        """Remove a listener to a channel. The last one ends the subscription."""
+        key = False, name
         listeners = self._listeners.get(key, set())
         listeners.discard(callback)
         if not listeners and self._listeners.pop(key, None) is not None:
             del self._ready[key]
             self._gaps.discard(key)
             if self._connection is not None:
-                self._connection.send("PUNSUBSCRIBE" if pattern else "UNSUBSCRIBE", name)
+                self._connection.send("UNSUBSCRIBE", name)
 
     def reconnect(self) -> None:
         """Replace the connection, for example because it leads to a former primary."""

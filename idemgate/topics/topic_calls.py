@@ -114,12 +114,12 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
         merge, codec = self.policy.merge, self.codec
 
         def read(reply: list[Any]) -> Peek:
-            pending, due, fence, lease_end, in_flight, in_flight_due = reply[2:]
+            pending, due, token, lease_end, in_flight, in_flight_due = reply[2:]
             return Peek(
                 pending=Message(pending, merge, codec, due_ms=due) if pending else None,
                 due_at=moment(due) if pending else None,
                 in_flight=Message(in_flight, merge, codec, due_ms=in_flight_due, running=True) if in_flight else None,
-                token=fence if in_flight else None,
+                token=token if in_flight else None,
                 lease_until=moment(lease_end) if in_flight else None,
             )
 

@@ -60,12 +60,12 @@ ABSENT = Stored()
 
 
 class Caller(NamedTuple):
-    """The owner token under which a caller believes to run, b"" if none, and the fencing token of that claim."""
+    """The owner id under which a caller believes to run, b"" if none, and the fencing token of that claim."""
 
     owner: bytes = b""
     fence: int = 0
     waits: bytes = b""
-    """The owner token of a caller that was answered "busy", and waits."""
+    """The owner id of a caller that was answered "busy", and waits."""
     ends: int = 0
     """How many runs had ended when it began to wait."""
 

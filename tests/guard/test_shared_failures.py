@@ -189,13 +189,13 @@ async def test_a_cancelled_run_is_not_shared(gate: Gate, raw: Any) -> None:
     assert await second == "ran"
 
 
-def fail_shared(gate: Gate, key: str = "x", *, print_: bytes = b"", error: bytes = b"failure") -> None:
+def fail_shared(gate: Gate, *, print_: bytes = b"") -> None:
     """A run that another caller waits for, and that fails. Both are sent to the server as scripts."""
-    claims, record = claims_of(gate), claims_of(gate).key("s", key)
+    claims, record = claims_of(gate), claims_of(gate).key("s", "x")
     link = gate.context.link
     link.run(claims.claim(record, b"a" * 16, 30_000, 60_000, print_))
     link.run(claims.claim(record, b"b" * 16, 30_000, 60_000, print_, wait=1))
-    link.run(claims.release(record, b"a" * 16, 60_000, failure=error))
+    link.run(claims.release(record, b"a" * 16, 60_000, failure=b"failure"))
 
 
 def test_a_failure_that_no_caller_waited_for_is_not_stored(gate: Gate, raw: Any) -> None:

@@ -20,7 +20,7 @@ def _needed() -> None:
 @pytest.mark.parametrize(
     ("file", "before", "after", "told"),
     [
-        ("guard/renew", "token then", "tokem then", "accessing undefined variable 'tokem'"),
+        ("guard/renew", "id then", "ib then", "accessing undefined variable 'ib'"),
         ("guard/renew", "local key", "local other\nlocal key", "unused variable 'other'"),
         ("lib/fence", "local function", "local function one() end\nlocal function", "unused function 'one'"),
     ],

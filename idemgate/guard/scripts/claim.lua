@@ -1,4 +1,4 @@
---- Claim keys, each independently: grant the right to run, or return why not. A retry with the same tokens gets the
+--- Claim keys, each independently: grant the right to run, or return why not. A retry with the same owner ids gets the
 --- same answers.
 --- KEYS[1..] records
 --- ARGV[1] now, us, or "" for the server's
@@ -6,13 +6,13 @@
 --- ARGV[3] lifetime of a claimed record, ms: attempts and checkpoint outlive the lease
 --- ARGV[4] terms, packed as >I6I4BB: lease, ms; maximum attempts, 0 = unlimited; 1 = hold the key if this owner dies;
 ---         1 = the caller will wait for the end; 2 = the caller has waited. It was answered "busy" before.
---- ARGV[5..] owner token, one a record
+--- ARGV[5..] owner id, one a record
 --- Returns one answer, or for several keys an array, which ends once 128 KiB were read: the rest needs another call
 ---         packed "s": started; then fence, attempt, times taken over as >I8I4I4; checkpoint or nothing
 ---         packed "d": done; then kind, fence, attempt, remaining retention ms as >c1I8I4I8; result
 ---         {"shared", now ms, attempt, failure}: the run failed for which the caller has waited
 ---         {"busy", now ms, remaining lease ms, attempt} {"reused", now ms} {"held", now ms, attempt} {"exhausted", now ms, attempts}
----         {"stale", now ms} (this token was released before) {"foreign", now ms, problem}
+---         {"stale", now ms} (this owner id was released before) {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/fence"
 --- @include "guard/lib/format"
@@ -21,7 +21,7 @@ local now_ms, answers, bytes_read, i = (now_us - now_us % 1000) / 1000, KEYS[2] 
 local span, allowed, hold, wait
 repeat
   i = i + 1
-  local key, token, answer = KEYS[i], ARGV[i + 4], nil
+  local key, id, answer = KEYS[i], ARGV[i + 4], nil
   local state, kind, owner, last, attempts, taken, ends, since, known, data, lease, held, waited, cancelled, failure = unpack_record(redis.pcall("GET", key))
   local running = state == "p"
   if not running and state and ends <= now_ms then -- fault: record-lasts
@@ -35,7 +35,7 @@ repeat
     else
       answer = { "reused", now_ms }
     end
-  elseif owner == token and state ~= "absent" then -- fault: claim-copy
+  elseif owner == id and state ~= "absent" then -- fault: claim-copy
     if running then
       answer = struct.pack(">c1I8I4I4", "s", last, attempts, taken) .. data
     else
@@ -65,7 +65,7 @@ repeat
     else
       last, attempts, taken = fence(last, now_us), attempts + 1, running and taken + 1 or taken -- fault: grant
       -- The first write is one that is refused when the server is out of memory: all or nothing.
-      local begun = pack_record("p", "", token, last, attempts, taken, now_ms + span, now_ms, print, data, span, hold, 0) -- fault: begun
+      local begun = pack_record("p", "", id, last, attempts, taken, now_ms + span, now_ms, print, data, span, hold, 0) -- fault: begun
       redis.call("SET", key, begun, "PX", ARGV[3])
       answer = struct.pack(">c1I8I4I4", "s", last, attempts, taken) .. data
     end

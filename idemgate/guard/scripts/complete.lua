@@ -1,9 +1,9 @@
 --- Complete keys, each independently: store the results or failures until retention ends. It is allowed after the
---- lease lapsed, as long as no other owner took over. A retry with the same tokens gets the same answers.
+--- lease lapsed, as long as no other owner took over. A retry with the same owner ids gets the same answers.
 --- KEYS[1..] records
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] kind of result: "v" a value, "n" no storable value, "e" a failure
---- ARGV[3..] four a record: owner token; its fencing token, which identifies a retry and rejects an earlier grant; retention, ms;
+--- ARGV[3..] four a record: owner id; its fencing token, which identifies a retry and rejects an earlier grant; retention, ms;
 ---         result
 --- Returns one answer, or for several keys an array, which ends once 128 KiB were read: the rest needs another call
 ---         packed "k": stored {"lost", now ms} {"foreign", now ms, problem}

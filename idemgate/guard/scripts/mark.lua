@@ -2,7 +2,7 @@
 --- token gets the same answer.
 --- KEYS[1] record
 --- ARGV[1] now, us, or "" for the server's
---- ARGV[2] owner token
+--- ARGV[2] owner id
 --- ARGV[3] retention, ms
 --- ARGV[4] fingerprint, or ""
 --- Returns {"started", now ms, fence, attempt} {"done", now ms, kind, result, fence, attempt, done at ms, remaining retention ms}
@@ -11,7 +11,7 @@
 --- @include "lib/now"
 --- @include "lib/fence"
 --- @include "guard/lib/write_record"
-local key, token, retention, print = KEYS[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local key, id, retention, print = KEYS[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
 local r, problem = read_record(key)
@@ -21,7 +21,7 @@ end
 
 local state = r.state
 local finished = (state == "d" or state == "f") and r.ends > now_ms
-if finished and r.owner == token then
+if finished and r.owner == id then
   return { "started", now_ms, r.fence, r.attempts }
 end
 if (finished or state == "p") and r.print ~= print then
@@ -41,9 +41,9 @@ if state == "p" then
   end
 end
 
-local token_number = fence(r.fence, now_us)
+local token = fence(r.fence, now_us)
 write_record(key, {
-  state = "d", kind = "n", owner = token, fence = token_number, attempts = 1, taken = 0, ends = now_ms + retention, since = now_ms,
+  state = "d", kind = "n", owner = id, fence = token, attempts = 1, taken = 0, ends = now_ms + retention, since = now_ms,
   print = print, data = "",
 }, ARGV[3])
-return { "started", now_ms, token_number, 1 }
+return { "started", now_ms, token, 1 }

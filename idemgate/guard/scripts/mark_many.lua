@@ -1,14 +1,14 @@
 --- Mark many keys as done and return which of them were new: guard/mark without fingerprints. It does not work in a
---- cluster, where records are in different hash slots. A retry with the same token gets the same answer.
+--- cluster, where records are in different hash slots. A retry with the same owner id gets the same answer.
 --- KEYS[1..] records, all different
 --- ARGV[1] now, us, or "" for the server's
---- ARGV[2] owner token
+--- ARGV[2] owner id
 --- ARGV[3] retention, ms
 --- Returns {"ok", now ms, then one a record: "first" | "known"} {"foreign", now ms, problem} (nothing was marked)
 --- @include "lib/now"
 --- @include "lib/fence"
 --- @include "guard/lib/write_record"
-local token, retention = ARGV[2], tonumber(ARGV[3])
+local id, retention = ARGV[2], tonumber(ARGV[3])
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
 local found = {}
@@ -33,11 +33,11 @@ for i, key in ipairs(KEYS) do
   local r = found[i]
   if not is_done_or_running(key, r) then
     write_record(key, {
-      state = "d", kind = "n", owner = token, fence = fence(r.fence, now_us), attempts = 1, taken = 0, ends = now_ms + retention,
+      state = "d", kind = "n", owner = id, fence = fence(r.fence, now_us), attempts = 1, taken = 0, ends = now_ms + retention,
       since = now_ms, print = "", data = "",
     }, ARGV[3])
     reply[#reply + 1] = "first"
-  elseif r.state ~= "p" and r.owner == token then
+  elseif r.state ~= "p" and r.owner == id then
     reply[#reply + 1] = "first"
   else
     reply[#reply + 1] = "known"

@@ -1,10 +1,10 @@
 --- Release claims, so that the next callers may run. A tombstone per key keeps attempts, checkpoint and token. It
 --- prevents a delayed claim of this owner from locking the key again. If a caller waits, it also keeps the failure for
---- the callers that have waited, until the next claim. A retry with the same tokens gets the same answers.
+--- the callers that have waited, until the next claim. A retry with the same owner ids gets the same answers.
 --- KEYS[1..] records
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] "1" = they count as no attempts: undo their count
---- ARGV[3..] three a record: owner token; lifetime of the tombstone, ms; failure to share, or ""
+--- ARGV[3..] three a record: owner id; lifetime of the tombstone, ms; failure to share, or ""
 --- Returns one answer, or for several keys an array, which ends once 128 KiB were read: the rest needs another call
 ---         {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"

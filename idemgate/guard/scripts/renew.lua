@@ -1,7 +1,7 @@
 --- Renew the lease of a claim from now on (heartbeat). Idempotent.
 --- KEYS[1] record
 --- ARGV[1] now, us, or "" for the server's
---- ARGV[2] owner token
+--- ARGV[2] owner id
 --- ARGV[3] lease, ms
 --- ARGV[4] time by which attempts and checkpoint outlive the lease, ms
 --- Returns {"ok", now ms} {"cancelled", now ms} (renewed, and asked to stop) {"lost", now ms} {"foreign", now ms, problem}
@@ -16,13 +16,13 @@ local function record_ttl(held, otherwise)
   return otherwise
 end
 
-local key, token, lease, keep = KEYS[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local key, id, lease, keep = KEYS[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local r, problem = read_record(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
-if r.state ~= "p" or r.owner ~= token then -- fault: renew-owner
+if r.state ~= "p" or r.owner ~= id then -- fault: renew-owner
   return { "lost", now_ms }
 end
 r.ends, r.lease = now_ms + lease, lease

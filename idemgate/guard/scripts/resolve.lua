@@ -40,7 +40,7 @@ local left = clamp_lease(key, r, now_ms)
 if left > 0 then -- fault: resolve-live
   return { "busy", now_ms, left, r.attempts }
 end
--- The request id replaces the dead owner's token, so that owner's later calls are answered "lost".
+-- The request id replaces the dead owner's id, so that owner's later calls are answered "lost".
 local state, kind, data = "r", "", r.data -- fault: retry-allowed
 if ARGV[4] == "1" then
   state, kind, data = "d", ARGV[6], ARGV[7]

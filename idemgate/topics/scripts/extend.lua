@@ -2,7 +2,7 @@
 --- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] lease, ms
---- ARGV[3..] two a delivery: key; fence
+--- ARGV[3..] two a delivery: key; fencing token
 --- Returns {"ok", now ms, then one a delivery: "ok" | "cancelled" (still held, not retried) | "lost"}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"

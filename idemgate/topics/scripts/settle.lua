@@ -7,7 +7,7 @@
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (topics/lib/slot/slot)
---- ARGV[4] deliveries, a packed array, two a delivery: key; fence
+--- ARGV[4] deliveries, a packed array, two a delivery: key; fencing token
 --- ARGV[5..] four a delivery: its index, from 1, only if it is not a plain ack; "nack" | "bury" | "return" | "defer" | "part" |
 ---         "result" (an ack with a result); delay before the next attempt, ms; failure, or what failed of "part" (apply_partial),
 ---         or the result (topics/lib/slot/store_result)

@@ -6,7 +6,7 @@
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id of the settled deliveries
 --- ARGV[3] policy (topics/lib/slot/slot)
---- ARGV[4] deliveries to settle, a packed array, two a delivery: key; fence
+--- ARGV[4] deliveries to settle, a packed array, two a delivery: key; fencing token
 --- ARGV[5] request id of the taken messages
 --- ARGV[6] maximum number of messages to take
 --- ARGV[7] lease, ms

@@ -41,9 +41,9 @@ class Wire:
         return b"".join(message.get("body", b"") for message in self.sent[1:])
 
 
-async def respond(send: Any, body: bytes = b"ok", status: int = 200, **headers: str) -> None:
+async def respond(send: Any, body: bytes = b"ok", **headers: str) -> None:
     fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.start", "status": 200, "headers": fields})
     await send({"type": "http.response.body", "body": body})
 
 

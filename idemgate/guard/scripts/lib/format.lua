@@ -48,7 +48,7 @@ end
 -- big-endian. Its fields, as unpack_record and read_record return them:
 --   state     "p" in progress, "d" done, "f" done with a stored failure, "r" released
 --   kind      kind of result: "v" a value, "n" no storable value, "e" a failure (state "f"); "" before completion
---   owner     owner token; the request id after a forced decision; "" after a completion, which is identified by its fence
+--   owner     owner id; the request id after a forced decision; "" after a completion, which is identified by its fence
 --   fence     last fencing token granted; attempts  attempts started; taken  times taken over
 --   ends      ms: lease end while in progress, else retention end; since  ms: time of the last state change
 --   print     fingerprint or ""; data  the result when done, a failure, else the checkpoint or ""
@@ -58,7 +58,7 @@ end
 -- The long form holds any record. It starts with byte 193 and the state or kind. Then come the numbers. Owner and
 -- fingerprint follow with their lengths. The data is last.
 -- The short form is for keys done at the first attempt, which most are. It starts with byte 248, 250 or 252
--- (completed, of kind "v", "n" or "e"), or 254 (marked; the owner's token follows). Add 1 if a fingerprint follows.
+-- (completed, of kind "v", "n" or "e"), or 254 (marked; the owner id follows). Add 1 if a fingerprint follows.
 -- Then come the fence, the ms from the fence's time until completion, and the retention in minutes.
 local function pack_record(state, kind, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited, cancelled)
   if kind ~= "" and attempts == 1 and taken == 0 then -- fault: short-form

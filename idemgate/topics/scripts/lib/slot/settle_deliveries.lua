@@ -66,7 +66,7 @@ local function settle_plain(K, keys, tokens, next_messages)
   return reply, schedules
 end
 
--- Settle deliveries. `endings` holds two values per delivery: key, fence. `others` maps the index of each delivery that
+-- Settle deliveries. `endings` holds two values per delivery: key, fencing token. `others` maps the index of each delivery that
 -- is not a plain ack to {verb, delay in ms, failure}. Messages waiting behind the deliveries are scheduled.
 -- Deliveries beyond `max_call_bytes` return "left" and need another call. Return one word per delivery and whether other
 -- messages may have been scheduled. On a problem return nil and the problem; nothing was written.
