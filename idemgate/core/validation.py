@@ -147,10 +147,11 @@ def type_hints(func: Any) -> dict[str, Any]:
         return get_type_hints(func)
     except Exception:  # noqa: BLE001 - an annotation is an arbitrary expression and may raise anything
         hints = dict[str, Any]()
-    variables = getattr(inspect.unwrap(func), "__globals__", None)
-    for name, annotation in getattr(func, "__annotations__", {}).items() if variables else ():
-        with contextlib.suppress(Exception):
-            hints |= get_type_hints(SimpleNamespace(__annotations__={name: annotation}), variables)
+    with contextlib.suppress(Exception):  # Python 3.14 evaluates all of them here, unless they are text
+        variables = inspect.unwrap(func).__globals__
+        for name, annotation in func.__annotations__.items():
+            with contextlib.suppress(Exception):
+                hints |= get_type_hints(SimpleNamespace(__annotations__={name: annotation}), variables)
     return hints
 
 
