@@ -52,9 +52,9 @@ class Proxy:
         self._let_through = length
         self._plan("part", word, 1)
 
-    def reset_reply(self, word: bytes) -> None:
+    def reset_reply(self, word: bytes, times: int = 1) -> None:
         """As `cut_reply`, but the connection is reset (RST) rather than closed."""
-        self._plan("reset", word, 1)
+        self._plan("reset", word, times)
 
     def hold_request(self, word: bytes, times: int = 1) -> None:
         """As `drop_request`, but the request is still on its way somewhere, and arrives with `release`."""
@@ -67,22 +67,22 @@ class Proxy:
             self._run(data)
         return len(held)
 
-    def double_request(self, word: bytes) -> None:
+    def double_request(self, word: bytes, times: int = 1) -> None:
         """A copy of the request reaches the server, and is executed, before the request itself does."""
-        self._plan("double", word, 1)
+        self._plan("double", word, times)
 
-    def swallow_request(self, word: bytes) -> None:
+    def swallow_request(self, word: bytes, times: int = 1) -> None:
         """The request never reaches the server, and its connection stays open and silent from then on."""
-        self._plan("swallow", word, 1)
+        self._plan("swallow", word, times)
 
-    def mute_connection(self, word: bytes) -> None:
+    def mute_connection(self, word: bytes, times: int = 1) -> None:
         """Execute the request, and send no reply: its connection stays open and silent from then on."""
-        self._plan("mute", word, 1)
+        self._plan("mute", word, times)
 
-    def delay_reply(self, word: bytes, seconds: float) -> None:
+    def delay_reply(self, word: bytes, seconds: float, times: int = 1) -> None:
         """Execute the request at once, and hold back its reply for `seconds`."""
         self._late = seconds
-        self._plan("late", word, 1)
+        self._plan("late", word, times)
 
     def drop_request(self, word: bytes, times: int = 1) -> None:
         """The request never reaches the server; its connection breaks."""
