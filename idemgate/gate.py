@@ -589,7 +589,7 @@ class Gate:
                 or `union(cap)`; or a dict of field -> policy, in which "*" is for all other fields (default: last).
             lease: how long a delivery is valid without a heartbeat; see `once`.
             max_attempts: deliveries of a message before it becomes a dead letter. A trigger that joins a failed message
-                starts them anew; unless `merge` is "last", the message has twice as many in all.
+                resets them. Unless `merge` is "last", the message has twice as many in all.
             backoff: the delays between them. It is one duration or a list of durations whose last one repeats. It may
                 be a tenacity wait strategy. None: exponential with full jitter from 1 s to 10 min.
             dead_retention, max_dead_letters: the age and the number of dead letters in a slot. Burying a message

@@ -890,8 +890,8 @@ def _warn_of_model(request: Request) -> None:
     """Log that a model is replayed as a dict, because no return annotation names it."""
     facts = log_facts(request)
     log.warning(
-        "once.model_not_annotated scope=%r key=%r: no return annotation names its model, or it cannot be "
-        "evaluated, so duplicates get a dict",
+        "once.model_not_annotated scope=%r key=%r: no return annotation names its model, or it cannot be evaluated, "
+        "so duplicates get a dict",
         *facts.values(), extra=facts,
     )  # fmt: skip
 

@@ -579,7 +579,8 @@ async def test_a_program_stores_its_scopes_once_and_a_failure_of_it_disturbs_not
     monkeypatch.setattr("idemgate.guard.heartbeat.REGISTER_AFTER", 0)
 
     def try_here(self: ScopeRegistration) -> Any:
-        tried.extend([self] if self._context is gate.context else [])  # gates of earlier tests try late
+        if self._context is gate.context:  # gates of earlier tests try late
+            tried.append(self)
         return renew(self)
 
     monkeypatch.setattr(ScopeRegistration, "renew", try_here)

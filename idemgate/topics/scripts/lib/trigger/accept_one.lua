@@ -10,7 +10,7 @@ local function accept_one(K, p, now_ms, args)
   if string.byte(time) == 0x95 then -- packed options (topics/lib/trigger/accept_any)
     local at, priority, group, version, event = unpack(cmsgpack.unpack(time), 1, 5)
     if version ~= "" or event ~= "" then
-      return nil -- the caller looks at the last two bytes, and an event may end with these
+      return nil
     end
     if priority .. group ~= "" then
       extension = cmsgpack.pack({ 0, "", "", priority, group, 0, "" })
