@@ -54,8 +54,12 @@ def _arguments() -> argparse.Namespace:
 def _measure(checkout: Path, part: str, folder: Path, full: bool) -> Iterator[tuple[Key, list[float]]]:
     """Run a part in a checkout, on a tenth of the operations or on all. Yield the figures of idemgate, not of peers."""
     command = [sys.executable, "-m", "benchmarks", part, *([] if full else ["--quick"])]
-    env = {**os.environ, "IDEMGATE_BENCHMARKS": str(folder), "PYTHONPATH": str(checkout)}
-    subprocess.run(command, cwd=checkout, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    packages = [checkout, *sorted((checkout / "integrations").iterdir())]
+    path = os.pathsep.join(map(str, packages))  # before the packages that this environment has installed
+    env = {**os.environ, "IDEMGATE_BENCHMARKS": str(folder), "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{part} failed in {checkout}:\n{done.stderr}")
     for row in json.loads((folder / "results" / f"{part}.json").read_text())["rows"]:
         for figure in ("bytes",) if part == "memory" else FIGURES:
             if row["who"].startswith("idemgate") and row.get(figure):
