@@ -12,7 +12,7 @@ from benchmarks.server import port_of, started
 from idemgate import Gate, Trigger
 from idemgate.lua import names, script
 from idemgate.topics.deliveries import Settlement
-from idemgate.worker.consumer import BATCH
+from idemgate.worker.consumer import MAX_SETTLED
 
 __all__ = ["run"]
 
@@ -150,8 +150,8 @@ def _through(topic: Any, end_them: Callable[[Any], object], n: int) -> None:
 
 
 def _turning(gate: Gate, calls: Any, verb: str, n: int) -> None:
-    held = gate.context.link.run(calls.take(0, BATCH)).deliveries
-    many = min(BATCH, calls.max_settlements([Settlement(verb, one) for one in held]))
+    held = gate.context.link.run(calls.take(0, MAX_SETTLED)).deliveries
+    many = min(MAX_SETTLED, calls.max_settlements([Settlement(verb, one) for one in held]))
     for _ in range(n // many):
         endings = [Settlement(verb, one) for one in held[:many]]
         held = held[many:] + gate.context.link.run(calls.settle_and_take(0, endings, many)).taken.deliveries

@@ -12,7 +12,7 @@ from benchmarks.measuring import Row
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, spent, started
 from idemgate.core.calls import new_id
-from idemgate.guard.claims import Claims
+from idemgate.guard.claim_calls import Claims
 
 __all__ = ["NOTHING", "run"]
 

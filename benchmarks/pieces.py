@@ -23,7 +23,7 @@ from idemgate.store.resp import encode_call, new_reader
 from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import SettledAndTaken, to_triggers
 from idemgate.topics.triggers import MAX_TRIGGERS
-from idemgate.worker.consumer import BATCH, InFlight
+from idemgate.worker.consumer import MAX_SETTLED, InFlight
 from idemgate.worker.handler import build_run
 from tests.claims import claims_of
 
@@ -41,7 +41,7 @@ def run(plan: Plan) -> list[Row]:
         kinds = {
             "guard": (_guard(gate), 1),
             "trigger_many": (_sent(gate, ask), MAX_TRIGGERS),
-            "worker": (_worked(gate, ask), BATCH),
+            "worker": (_worked(gate, ask), MAX_SETTLED),
         }
         return [
             {"who": who, "step": name, "client_us": [_cost(piece, plan, batch) for _ in range(plan.repetitions)]}
@@ -98,13 +98,13 @@ def _sent(gate: Gate, ask: Ask) -> Pieces:
 
 def _worked(gate: Gate, ask: Ask) -> Pieces:
     topic = gate.topic("worked")
-    topic.trigger_many([(f"key:{number}", payload(number)) for number in range(2 * BATCH)])
-    calls, before = topic.open(), [Settlement("ack", one) for one in topic.take(BATCH)]
-    call = calls.settle_and_take(0, before, BATCH)
+    topic.trigger_many([(f"key:{number}", payload(number)) for number in range(2 * MAX_SETTLED)])
+    calls, before = topic.open(), [Settlement("ack", one) for one in topic.take(MAX_SETTLED)]
+    call = calls.settle_and_take(0, before, MAX_SETTLED)
     asked, heard = encode_call(call), _heard(gate, ask, call)
     reply = _read(heard)
     found, context = call.answer(reply).taken.deliveries, copy_context()
-    assert len(found) == BATCH
+    assert len(found) == MAX_SETTLED
     line: Any = None  # its worker's, of which a place is kept only
     held = [InFlight(line, one, 0.0, 0.0, 0.0) for one in found]
 
@@ -113,7 +113,7 @@ def _worked(gate: Gate, ask: Ask) -> Pieces:
 
     run = build_run(handler, gate.context)
     return {
-        "building the call: what ends, and a take": lambda: calls.settle_and_take(0, before, BATCH),
+        "building the call: what ends, and a take": lambda: calls.settle_and_take(0, before, MAX_SETTLED),
         "packing its words (hiredis)": lambda: encode_call(call),
         "sending it, waking up, reading the reply": lambda: ask(asked),
         "of that: unpacking the reply (hiredis)": lambda: _read(heard),

@@ -22,7 +22,7 @@ from benchmarks.server import port_of, started
 from idemgate import Gate, Topic
 from idemgate.topics.deliveries import Settlement
 from idemgate.topics.triggers import MAX_TRIGGERS
-from idemgate.worker.consumer import BATCH
+from idemgate.worker.consumer import MAX_SETTLED
 
 __all__ = ["run"]
 
@@ -141,19 +141,19 @@ def _sent(gate: Gate) -> Iterator[tuple[str, Work]]:
 
 def _taken(gate: Gate) -> Iterator[tuple[str, Work]]:
     topic = gate.topic("taken", lease="1h")
-    topic.trigger_many([(f"key:{one}", payload(one)) for one in range(6 * N + 3 * BATCH)])
-    calls, held = topic.open(), [topic.take(BATCH) for _ in range(3)]  # two of them with handlers
+    topic.trigger_many([(f"key:{one}", payload(one)) for one in range(6 * N + 3 * MAX_SETTLED)])
+    calls, held = topic.open(), [topic.take(MAX_SETTLED) for _ in range(3)]  # two of them with handlers
 
     def turns() -> None:
-        for _ in range(N // BATCH):
+        for _ in range(N // MAX_SETTLED):
             endings = [Settlement("ack", one) for one in held.pop(0)]
-            held.append(gate.context.link.run(calls.settle_and_take(0, endings, BATCH)).taken.deliveries)
+            held.append(gate.context.link.run(calls.settle_and_take(0, endings, MAX_SETTLED)).taken.deliveries)
 
     def ended() -> None:
         for _ in range(N // 100):
             topic.ack(topic.take(100))
 
-    yield f"a message settled and one taken, {BATCH} in turns", turns
+    yield f"a message settled and one taken, {MAX_SETTLED} in turns", turns
     yield "a message taken and acknowledged, of 100", ended
     for some in held:
         topic.ack(some)

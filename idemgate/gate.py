@@ -38,7 +38,7 @@ from idemgate.gate_aio import AioGate
 from idemgate.guard.batch import ClaimBatch, build_completions, build_releases, record_ends, run_ends
 from idemgate.guard.callback import OnFailure, OnVerdict, wrap_callback
 from idemgate.guard.claim import BaseClaim, Claim, claim_request, claim_requests
-from idemgate.guard.claims import Record
+from idemgate.guard.claim_calls import Record
 from idemgate.guard.context import build_guard_context
 from idemgate.guard.decorator import OnceFunction, decorate
 from idemgate.guard.guard import Guard

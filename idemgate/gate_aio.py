@@ -11,7 +11,7 @@ from idemgate.core.keys import Key
 from idemgate.dedup.dedup import AioDedup, Dedup
 from idemgate.guard.batch import AioClaimBatch, build_completions, build_releases, record_ends, run_ends_async
 from idemgate.guard.claim import AioClaim, BaseClaim, claim_request, claim_requests
-from idemgate.guard.claims import Record
+from idemgate.guard.claim_calls import Record
 from idemgate.guard.manage import cancel, forget, inspect, mark_call, mark_calls, resolve
 from idemgate.guard.options import ClaimOptions
 from idemgate.store.context import Context

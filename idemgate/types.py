@@ -11,7 +11,7 @@ from idemgate.core.validation import check_function
 from idemgate.core.verdict import Action, Outcome, Verdict
 from idemgate.dedup.dedup import DedupValue
 from idemgate.guard.batch import AioClaimBatch, ClaimBatch
-from idemgate.guard.claims import Record
+from idemgate.guard.claim_calls import Record
 from idemgate.guard.current import Execution
 from idemgate.guard.decorator import OnceFunction, once_function
 from idemgate.guard.guard import Keep

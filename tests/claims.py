@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from idemgate.guard.claims import Claims
+from idemgate.guard.claim_calls import Claims
 from idemgate.store.context import HasContext
 
 __all__ = ["claims_of"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from idemgate.cli.signals import Interrupted, watching
 from idemgate.store.embedded.server import start
-from idemgate.worker.logs import configure as configure_logs
+from idemgate.worker.logs import configure_logs
 
 __all__ = ["add_to"]
 

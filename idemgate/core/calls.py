@@ -18,9 +18,9 @@ from idemgate.errors import DecodeError, StoreError, UnexpectedData
 from idemgate.lua import Script, script
 
 __all__ = [
-    "BATCH",
-    "BYTES",
     "KEY_ERRORS",
+    "MAX_CALL_BYTES",
+    "MAX_ENTRIES",
     "Arg",
     "Batch",
     "Call",
@@ -261,14 +261,14 @@ def stamp(clock: Clock | None) -> bytes:
 # -- size limits of one script call -----------------------------------------------------------------------------------
 # The server is blocked while a script runs.
 
-BATCH = 100
-"""The maximum number of deliveries in one call."""
-BYTES = 131_072
+MAX_ENTRIES = 100
+"""The most entries of one script call: records, triggers or deliveries."""
+MAX_CALL_BYTES = 131_072
 """Most bytes of messages, or one message: Lua makes a text of it up to seven times, each costs the server 1 ms a MB. As
 in `lua/lib/now.lua`."""
 
 
-def split_batches(entries: list[T], size_of: Callable[[T], int], most: int = BATCH) -> list[list[T]]:
+def split_batches(entries: list[T], size_of: Callable[[T], int], most: int = MAX_ENTRIES) -> list[list[T]]:
     """Split `entries` into batches for one script call each, in their order.
 
     Args:
@@ -277,13 +277,13 @@ def split_batches(entries: list[T], size_of: Callable[[T], int], most: int = BAT
         most: the maximum number of entries in a batch.
     """
     sizes = list(map(size_of, entries))
-    if sum(sizes) <= BYTES:
+    if sum(sizes) <= MAX_CALL_BYTES:
         return [entries[start : start + most] for start in range(0, len(entries), most)]
     batches, room = list[list[T]](), 0
     for entry, size in zip(entries, sizes, strict=True):
         if not batches or len(batches[-1]) == most or size > room:
             batches.append([])
-            room = BYTES
+            room = MAX_CALL_BYTES
         batches[-1].append(entry)
         room -= size
     return batches

@@ -33,7 +33,7 @@ from idemgate.core.scopes import qualified_name
 from idemgate.core.validation import type_hints
 from idemgate.errors import InvalidArgument, MissingKey
 
-__all__ = ["Arguments", "FingerprintSpec", "KeyCallable", "KeySpec", "compile_fingerprint", "compile_key", "text_of"]
+__all__ = ["Arguments", "FingerprintSpec", "KeyCallable", "KeySpec", "compile_fingerprint", "compile_key", "part_text"]
 
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
@@ -156,7 +156,7 @@ class _Field:
         return value
 
     def text(self, instance: object, args: Args, kwargs: Kwargs) -> str:
-        return text_of(self.value(instance, args, kwargs), self.name)
+        return part_text(self.value(instance, args, kwargs), self.name)
 
 
 class _OneField:
@@ -170,7 +170,7 @@ class _OneField:
     def of(self, instance: object, args: Args, kwargs: Kwargs) -> str:
         value = self._field.value(instance, args, kwargs)
         if type(value) is not str or not value:
-            value = text_of(value, self._field.name)
+            value = part_text(value, self._field.name)
         key = self._before + value + self._after
         return key if key.isascii() else check_encodes(key, self._field.name)
 
@@ -189,7 +189,7 @@ class _OneArgument:
     def of(self, instance: object, args: Args, kwargs: Kwargs) -> str:
         value = self._find(instance, args, kwargs)
         if type(value) is not str or not value:
-            value = text_of(value, self._name)
+            value = part_text(value, self._name)
         key: str = self._before + value + self._after
         return key if key.isascii() else check_encodes(key, self._name)
 
@@ -220,7 +220,7 @@ class _Called:
         value = self._spec(*args, **kwargs) if instance is None else self._spec(instance, *args, **kwargs)
         if (type(value) is bytes and value) or type(value) is int:
             return value
-        return check_encodes(text_of(value, "key callable"), "key callable")
+        return check_encodes(part_text(value, "key callable"), "key callable")
 
 
 class _AllArguments:
@@ -588,7 +588,7 @@ _NO_NAME = "A missing key would make all such messages one; refuse the message, 
 _KINDS = "Use a str, int, bytes, UUID, Decimal, Enum, date or aware datetime"
 
 
-def text_of(value: object, name: str) -> str:
+def part_text(value: object, name: str) -> str:
     """Return `value` as key text. Two values of one type have the same text if they are equal, and only then.
 
     Types are ignored: 7 and "7" are one key, since JSON and form data write the same number in two ways. bytes are
@@ -632,7 +632,7 @@ def _int_text(value: Any, name: str) -> str:
 
 def _other_text(value: object, name: str) -> str:
     if isinstance(value, Enum):
-        return text_of(value.value, name)
+        return part_text(value.value, name)
     if value is None or (isinstance(value, (str, bytes)) and not value):
         raise MissingKey(name, value, "makes an empty key", _NO_NAME)
     if isinstance(value, bool):

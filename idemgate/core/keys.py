@@ -41,7 +41,7 @@ __all__ = [
     "check_scope",
     "dedup_ids",
     "dedup_values",
-    "digest",
+    "digest_id",
     "durability_key",
     "event",
     "is_library_key",
@@ -169,7 +169,7 @@ def text_of(key: Key) -> str:
     return raw(key).decode(errors="backslashreplace")
 
 
-def digest(key: Key, what: str) -> bytes:
+def digest_id(key: Key, what: str) -> bytes:
     """Return a digest of 16 bytes for a user's text, such as an event id. `what` is the parameter to name in errors."""
     try:
         return blake2b(raw(key), digest_size=16).digest()
@@ -179,7 +179,7 @@ def digest(key: Key, what: str) -> bytes:
 
 def event(event_id: Key, key: bytes, route: bytes) -> bytes:
     """Return 18 bytes for an event of a key: a digest of 128 bits, then the hash that selects its slot."""
-    name = digest(event_id, "event_id")
+    name = digest_id(event_id, "event_id")
     return blake2b(name + key, digest_size=16).digest() + (crc32(route) & 0xFFFF).to_bytes(2)
 
 

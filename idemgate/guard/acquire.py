@@ -11,7 +11,7 @@ from idemgate.core.clock import monotonic
 from idemgate.core.text import one_line
 from idemgate.errors import NotDurable, ServerRejected, StoreError
 from idemgate.guard.call import is_late, may_start
-from idemgate.guard.claims import ClaimReply, Renewal
+from idemgate.guard.claim_calls import ClaimReply, Renewal
 from idemgate.guard.request import Grant, Request, build_renewal
 from idemgate.store.context import Context
 

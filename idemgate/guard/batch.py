@@ -15,7 +15,7 @@ from idemgate.core.verdict import counts_no_attempt
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.guard.acquire import acquire_many, acquire_many_async, renew_late, renew_late_async
 from idemgate.guard.claim import AioClaim, BaseClaim, Claim, record_block_end, renew_until_ended
-from idemgate.guard.claims import Claims, Completion
+from idemgate.guard.claim_calls import Claims, Completion
 from idemgate.guard.current import get_held, hold, set_held
 from idemgate.guard.heartbeat import EndTimeouts, end_timeouts
 from idemgate.guard.request import Request

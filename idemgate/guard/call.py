@@ -42,7 +42,7 @@ from idemgate.errors import (
     StoreError,
     UnexpectedData,
 )  # fmt: skip
-from idemgate.guard.claims import ClaimReply, Renewal, ReplyState
+from idemgate.guard.claim_calls import ClaimReply, Renewal, ReplyState
 from idemgate.guard.context import CacheEntry, GuardContext
 from idemgate.guard.current import Execution, own_wait_error
 from idemgate.guard.heartbeat import Heartbeat, NoHeartbeat
@@ -109,7 +109,7 @@ def run(  # noqa: C901 - the whole story
 
         work = wrapped
         if guard.options.sink is not None:
-            transaction = Transaction(guard.context, answer, wrapped, encode_result)
+            transaction = Transaction(guard.context, answer, wrapped, encode_ending)
             work = transaction.apply
         if guard.retry:
             work = functools.partial(guard.retry.copy(), work)
@@ -165,7 +165,7 @@ async def run_async(  # noqa: C901 - as `run`
 
         work = wrapped
         if guard.options.sink is not None:
-            transaction = Transaction(guard.context, answer, wrapped, encode_result)
+            transaction = Transaction(guard.context, answer, wrapped, encode_ending)
             work = transaction.apply_async
         if guard.retry:
             work = functools.partial(cast("Callable[..., Awaitable[Any]]", to_async(guard.retry)), work)
@@ -587,7 +587,7 @@ def ending_of_result(
     if transaction is not None:
         return transaction.ending
     try:
-        return encode_result(grant.request.options, result)
+        return encode_ending(grant.request.options, result)
     except InvalidArgument as unfinished:
         kind, data, loses_model, _ = ending_of_failure(guard, grant, None, unfinished) or build_ending(RELEASE)
         return kind, data, loses_model, unfinished
@@ -598,7 +598,7 @@ def unfinished_of(ending: Ending | None) -> InvalidArgument | None:
     return ending[3] if ending is not None and ending[0] != VALUE and isinstance(ending[3], InvalidArgument) else None
 
 
-def encode_result(options: OnceOptions, result: object, failure: Exception | None = None) -> Ending:
+def encode_ending(options: OnceOptions, result: object, failure: Exception | None = None) -> Ending:
     """Encode the result for the completion.
 
     If the result cannot be stored, the key is done without one. The effect has happened and must not run again.
@@ -612,7 +612,7 @@ def encode_result(options: OnceOptions, result: object, failure: Exception | Non
         loses_model = type(result) not in _IMMUTABLE_TYPES and _check_restorable(options, result, data)
     except Exception as error:  # noqa: BLE001 - the effect has happened, so the key must become done
         if failure is None:
-            return encode_result(options, result, error)
+            return encode_ending(options, result, error)
         refuse_unfinished_inside(result)
         return build_ending(NOT_STORED, describe_unstored(error)[:500].encode(errors="replace"))
     return VALUE, data, loses_model, None if failure is None else failure.__cause__ or failure

@@ -36,7 +36,7 @@ from idemgate.guard.call import (
     send_claim,
     send_claim_async,
 )
-from idemgate.guard.claims import ClaimReply, Claims, Completion, Renewal
+from idemgate.guard.claim_calls import ClaimReply, Claims, Completion, Renewal
 from idemgate.guard.current import Execution, own_wait_error
 from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, register_scope
 from idemgate.guard.options import ClaimOptions, OnceOptions, claim_options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from idemgate.core.clock import monotonic
 from idemgate.core.validation import check_int, is_async
-from idemgate.guard.claims import ClaimReply, Claims
+from idemgate.guard.claim_calls import ClaimReply, Claims
 from idemgate.guard.current import get_current
 from idemgate.guard.heartbeat import end_timeouts, register_scope
 from idemgate.guard.local import LocalGuard

@@ -21,7 +21,7 @@ from idemgate.core.validation import ENDED, call_async, check_function, is_async
 from idemgate.core.verdict import HANDLED, Verdict, judge_error
 from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.call import COUNTER_NAMES, run, run_async, run_without_key, run_without_key_async, runs_without_key
-from idemgate.guard.claims import Record
+from idemgate.guard.claim_calls import Record
 from idemgate.guard.context import DoneCache, GuardContext, build_guard_context
 from idemgate.guard.judge import judge
 from idemgate.guard.manage import forget, inspect

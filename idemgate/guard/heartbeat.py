@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch
 from idemgate.core.clock import monotonic
-from idemgate.guard.claims import Renewal, register_retention
+from idemgate.guard.claim_calls import Renewal, register_retention
 from idemgate.guard.current import Execution, get_current, set_current
 from idemgate.guard.request import INFINITE, Grant, build_renewal, log_facts
 from idemgate.store.context import Context

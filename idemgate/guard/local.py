@@ -8,7 +8,7 @@ from typing import NamedTuple
 from weakref import ReferenceType, ref
 
 from idemgate.core.clock import monotonic
-from idemgate.guard.claims import ClaimReply
+from idemgate.guard.claim_calls import ClaimReply
 from idemgate.guard.request import COMPLETES, KEEP, Ending, LocalRun, Request
 
 __all__ = ["LocalGuard"]

@@ -10,12 +10,12 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, text_of
 from idemgate.core.validation import check_iterable
 from idemgate.errors import AlreadyInProgress, InvalidArgument
-from idemgate.guard.claims import Claims, Record, register_retention
+from idemgate.guard.claim_calls import Claims, Record, register_retention
 from idemgate.store.context import Context
 
 __all__ = ["cancel", "forget", "inspect", "mark_call", "mark_calls", "resolve"]
 
-Reply = tuple[str, int]
+DecisionReply = tuple[str, int]
 """A status word, and the ms that are left of a live owner's lease."""
 
 
@@ -48,7 +48,7 @@ class Decision:
         """Build the call that reads the record."""
         return self.claims.inspect(self.record)
 
-    def result(self, answer: Reply) -> bool:
+    def result(self, answer: DecisionReply) -> bool:
         """Return True if the record was changed. Raise AlreadyInProgress if a live owner holds the key."""
         word, left_ms = answer
         if word == "busy":
@@ -84,7 +84,7 @@ class Resolution(Decision):
             raise InvalidArgument("retention", None, f"the store does not know the scope {self.scope!r}", fix)
         self.retention = longest
 
-    def build(self, record: Record) -> Call[Reply]:
+    def build(self, record: Record) -> Call[DecisionReply]:
         """Build the call that decides, given the record."""
         assert self.retention is not None
         return self.claims.resolve(self.record, self.request_id, record, self._done, self.retention, b"v", self._result)
@@ -150,7 +150,7 @@ def resolve(
     return (yield from _decide(resolution, resolution.build))
 
 
-Build = Callable[[Record], Call[Reply]]
+Build = Callable[[Record], Call[DecisionReply]]
 
 
 def _decide(decision: Decision, build: Build) -> Plan[bool]:

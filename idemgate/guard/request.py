@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 from idemgate.core.calls import Call, new_id
 from idemgate.core.keys import Key, record, text_of
 from idemgate.errors import IdemgateError, LeaseLost, StoreError
-from idemgate.guard.claims import ClaimReply, Claims, Renewal
+from idemgate.guard.claim_calls import ClaimReply, Claims, Renewal
 from idemgate.guard.options import OnceOptions
 
 __all__ = [

@@ -20,7 +20,7 @@ from idemgate.store.durability import Durability
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.pubsub import Subscription
 from idemgate.store.replication import DurabilityCheck, make_durability_check
-from idemgate.store.resp import encode_call, key_of, pack
+from idemgate.store.resp import encode_call, key_of, pack_command
 from idemgate.store.retry import (
     FAILURES,
     RetryBudget,
@@ -310,7 +310,7 @@ class AsyncLink:
             return await self._execute_durably(check, "EVAL", script.text, *arguments)  # type: ignore[no-any-return]
 
     async def _execute(self, *arguments: Any, seconds: float | None = None) -> Any:
-        return await self._state.store.execute(key_of(arguments), pack(arguments), seconds)
+        return await self._state.store.execute(key_of(arguments), pack_command(arguments), seconds)
 
     async def _execute_durably(self, check: DurabilityCheck, *arguments: Any) -> Any:
         """Execute a command and wait for its durability. The calls of one tick share the wait.
@@ -318,7 +318,7 @@ class AsyncLink:
         Raises:
             NotReplicated: the write is not as durable as required.
         """
-        [reply] = await self._server.execute_durably(check, [pack(arguments)])
+        [reply] = await self._server.execute_durably(check, [pack_command(arguments)])
         return raise_if_error(reply)
 
     @property
@@ -363,7 +363,7 @@ class AsyncLink:
         """
         try:
             async with asyncio.timeout(within):
-                return await _translate_errors(self._state.store.execute_dedicated(key_of(args), pack(args)))
+                return await _translate_errors(self._state.store.execute_dedicated(key_of(args), pack_command(args)))
         except TimeoutError:
             raise StoreUnavailable(f"no answer from the store within {within:g} s", "unknown") from None
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, Protocol
 from weakref import WeakSet
 
+from idemgate.core.calls import MAX_ENTRIES
 from idemgate.core.clock import Clock, monotonic
 from idemgate.core.codec import Codec
 from idemgate.core.counters import Counters
@@ -24,13 +25,9 @@ if TYPE_CHECKING:
     from idemgate.store.endpoint import Endpoint
     from idemgate.store.sync import SyncLink
 
-__all__ = ["MAX_BATCH", "Cache", "Context", "HasContext", "Runners"]
+__all__ = ["Cache", "Context", "HasContext", "Runners"]
 
 log = logging.getLogger("idemgate.worker")
-
-MAX_BATCH = 100
-"""The most records of one script call. The call blocks the server for all of them."""
-
 
 MAX_SCOPES = 100
 """The most scopes that a gate remembers, to look for a key that is absent in one of them, and to register them."""
@@ -160,7 +157,7 @@ class Context:
     @property
     def batch_size(self) -> int:
         """The most records of one script call: 1 on a cluster, where each record has its own hash slot."""
-        return 1 if self.endpoint.kind == "cluster" else MAX_BATCH
+        return 1 if self.endpoint.kind == "cluster" else MAX_ENTRIES
 
     @property
     def link(self) -> SyncLink:

@@ -21,7 +21,7 @@ from idemgate.core.clock import monotonic
 from idemgate.store.clients import async_pool, close_sentinels
 from idemgate.store.connection_aio import CLOSE_TIMEOUT, open_transport
 from idemgate.store.endpoint import Endpoint, pick_node
-from idemgate.store.resp import new_reader, pack
+from idemgate.store.resp import new_reader, pack_command
 from idemgate.store.shielded import finish_despite_cancel
 
 __all__ = ["MessageCallback", "Subscription"]
@@ -211,7 +211,7 @@ class PubSubConnection(asyncio.Protocol):
         """Queue a command. The commands of one tick of the event loop are written together."""
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._outgoing.append(pack(words))
+        self._outgoing.append(pack_command(words))
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []

@@ -12,7 +12,7 @@ from idemgate.core.calls import Call
 from idemgate.errors import NotConfigured, ServerRejected
 from idemgate.store.durability import Durability
 from idemgate.store.endpoint import Endpoint
-from idemgate.store.resp import pack
+from idemgate.store.resp import pack_command
 from idemgate.store.retry import NotReplicated, is_transient
 
 __all__ = ["DurabilityCheck", "make_durability_check"]
@@ -30,13 +30,13 @@ class DurabilityCheck:
     def __init__(self, durability: Durability, seconds: float) -> None:
         self._durability = durability
         # The touch comes last: a server that cannot wait rejects the first request, and nothing is written.
-        self._whole_probe = self.probe = tuple(map(pack, reversed(durability.commands(1))))
+        self._whole_probe = self.probe = tuple(map(pack_command, reversed(durability.commands(1))))
         # Wait for half the reply timeout; a write that is not durable by then is retried until the deadline. For fsync
         # wait longer if time allows. With `everysec` a sync comes every 1 to 1.1 s. Each try writes, and so needs a
         # sync that begins after it. A wait of one second would miss each sync.
         half = seconds * 500
         wait = half if durability.replicas else max(half, seconds * 1000 - 500)
-        self.requests = [pack(words) for words in durability.commands(max(1, int(wait)))]
+        self.requests = [pack_command(words) for words in durability.commands(max(1, int(wait)))]
 
     def applies_to(self, call: Call[Any]) -> bool:
         """Return whether this call must be durable."""

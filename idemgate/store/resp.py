@@ -9,7 +9,7 @@ import redis.exceptions as rx
 
 from idemgate.core.calls import Call
 
-__all__ = ["Reader", "encode_call", "key_of", "new_reader", "pack"]
+__all__ = ["Reader", "encode_call", "key_of", "new_reader", "pack_command"]
 
 Word = bytes | str | int
 
@@ -114,13 +114,13 @@ NULL = cast(Any, None)
 try:
     import hiredis
 except ImportError:
-    pack: Callable[[tuple[Word, ...]], bytes] = _pack
+    pack_command: Callable[[tuple[Word, ...]], bytes] = _pack
 
     def new_reader() -> Reader:
         """Return a reader for one connection."""
         return PlainReader()
 else:
-    pack = cast("Callable[[tuple[Word, ...]], bytes]", cast(Any, hiredis).pack_command)
+    pack_command = cast("Callable[[tuple[Word, ...]], bytes]", cast(Any, hiredis).pack_command)
 
     def new_reader() -> Reader:
         """Return a reader for one connection."""
@@ -129,7 +129,7 @@ else:
 
 def encode_call(call: Call[Any]) -> bytes:
     """Encode a call as EVALSHA, for calls that are not framed already."""
-    return pack((b"EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
+    return pack_command((b"EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
 
 
 def key_of(words: Sequence[Any]) -> bytes:

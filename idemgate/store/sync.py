@@ -19,7 +19,7 @@ from idemgate.store.connection import ConnectionPool
 from idemgate.store.durability import Durability
 from idemgate.store.endpoint import Endpoint, pick_node
 from idemgate.store.replication import DurabilityCheck, make_durability_check
-from idemgate.store.resp import encode_call, key_of, pack
+from idemgate.store.resp import encode_call, key_of, pack_command
 from idemgate.store.retry import (
     FAILURES,
     RetryBudget,
@@ -55,10 +55,10 @@ class SyncLink:
         `seconds` bounds the wait for the reply.
         """
         if self._cluster is not None:
-            return self._cluster.execute(key_of(arguments), pack(arguments), seconds)
+            return self._cluster.execute(key_of(arguments), pack_command(arguments), seconds)
         pool = self._pool or self._open_pool()
         try:
-            return pool.execute(pack(arguments), seconds=seconds)
+            return pool.execute(pack_command(arguments), seconds=seconds)
         except rx.ResponseError as error:
             if (explained := explain_redirect(error)) is error:
                 raise
@@ -72,7 +72,7 @@ class SyncLink:
         """
         pool = self._pool or self._open_pool()
         self._probe(pool, check)
-        reply, *waited = pool.execute_all([pack(arguments), *check.requests])
+        reply, *waited = pool.execute_all([pack_command(arguments), *check.requests])
         if isinstance(reply, Exception):
             raise explain_redirect(reply)
         check.check_replies(waited)

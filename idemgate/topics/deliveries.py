@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from idemgate.core import keys
-from idemgate.core.calls import BATCH, Arg, Batch, Call, Incomplete, new_id, split_batches
+from idemgate.core.calls import MAX_ENTRIES, Arg, Batch, Call, Incomplete, new_id, split_batches
 from idemgate.store.context import Context
 from idemgate.topics.merge import pack
 from idemgate.topics.messages import Delivery, Forward, Forwarded, Settled, SettledAndTaken, Taken, decode_forwarded
@@ -204,7 +204,7 @@ class DeliveryCalls(BaseCalls):
         """Return the maximum number of these settlements that fit in one script call."""
         acks = [settlement.verb for settlement in settlements].count("ack")
         plain = self.policy.result_retention is None and acks == len(settlements)
-        return BATCH if plain else MAX_MIXED_SETTLEMENTS
+        return MAX_ENTRIES if plain else MAX_MIXED_SETTLEMENTS
 
     def settle_and_take(self, slot: int, settlements: Sequence[Settlement], n: int) -> Call[SettledAndTaken]:
         """Build the call that settles these deliveries and then takes at most `n`, in one atomic step."""

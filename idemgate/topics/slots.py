@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from idemgate import lua
 from idemgate.core import keys
-from idemgate.core.calls import BATCH, Arg, Batch, Call, call, new_id, split_batches, stamp, text
+from idemgate.core.calls import MAX_ENTRIES, Arg, Batch, Call, call, new_id, split_batches, stamp, text
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
 from idemgate.core.keys import Key
@@ -253,7 +253,7 @@ class BaseCalls:
         build: Callable[[int, list[Any]], Call[Any]],
         read: Callable[[Any], list[str]],
         size_of: Callable[[Any], int],
-        most: int = BATCH,
+        most: int = MAX_ENTRIES,
     ) -> Batch[list[str]]:
         """Build one call per slot and batch of entries. Outcomes are joined in the order of the entries."""
         found = list(entries)
@@ -371,4 +371,4 @@ def next_batch_size(done: int) -> int:
 
     A call that stopped early would stop early again if it received all remaining entries.
     """
-    return 2 * done or BATCH
+    return 2 * done or MAX_ENTRIES

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeVar, cast, overload
 
-from idemgate.core.calls import BATCH, Batch, Call, run_plan
+from idemgate.core.calls import MAX_ENTRIES, Batch, Call, run_plan
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
 from idemgate.errors import StoreError
@@ -207,7 +207,7 @@ class Topic(BaseTopic[Sent, Delivered]):
             for slot in self._rotate_slots(calls):
                 more = True
                 while more and len(deliveries) < n:
-                    taken = self.definition.context.link.run(calls.take(slot, min(n - len(deliveries), BATCH)))
+                    taken = self.definition.context.link.run(calls.take(slot, min(n - len(deliveries), MAX_ENTRIES)))
                     fitting, oversize = split_oversize(self.definition.context, taken.deliveries)
                     deliveries, more = deliveries + fitting, taken.more
                     if oversize:
@@ -239,7 +239,8 @@ class Topic(BaseTopic[Sent, Delivered]):
             for slot in self._rotate_slots(calls):
                 more = True
                 while more and n > sent:
-                    reply = self.definition.context.link.run(calls.forward(slot, to, min(n - sent, BATCH)))
+                    part = calls.forward(slot, to, min(n - sent, MAX_ENTRIES))
+                    reply = self.definition.context.link.run(part)
                     sent, more = sent + reply.sent, reply.more
         except StoreError:
             if not sent:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
-from idemgate.core.calls import BATCH, Batch, Call, run_plan_async
+from idemgate.core.calls import MAX_ENTRIES, Batch, Call, run_plan_async
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
 from idemgate.core.waits import wait_for_wakeup
@@ -138,7 +138,7 @@ class AioTopic(BaseTopic[Sent, Delivered]):
                 more = True
                 while more and len(deliveries) < n:
                     taken = await self.definition.context.aio_link.run(
-                        calls.take(slot, min(n - len(deliveries), BATCH))
+                        calls.take(slot, min(n - len(deliveries), MAX_ENTRIES))
                     )
                     fitting, oversize = split_oversize(self.definition.context, taken.deliveries)
                     deliveries, more = deliveries + fitting, taken.more
@@ -157,7 +157,8 @@ class AioTopic(BaseTopic[Sent, Delivered]):
             for slot in self._rotate_slots(calls):
                 more = True
                 while more and n > sent:
-                    reply = await self.definition.context.aio_link.run(calls.forward(slot, to, min(n - sent, BATCH)))
+                    part = calls.forward(slot, to, min(n - sent, MAX_ENTRIES))
+                    reply = await self.definition.context.aio_link.run(part)
                     sent, more = sent + reply.sent, reply.more
         except StoreError:
             if not sent:

@@ -22,10 +22,10 @@ from idemgate.worker.handler import build_run, build_run_async
 from idemgate.worker.places import TopicPlaces
 from idemgate.worker.poller import POLL, Poller
 
-__all__ = ["BATCH", "FinishedDelivery", "InFlight", "TopicConsumer", "attempt_number"]
+__all__ = ["MAX_SETTLED", "FinishedDelivery", "InFlight", "TopicConsumer", "attempt_number"]
 
 log = logging.getLogger("idemgate.worker")
-BATCH = 80
+MAX_SETTLED = 80
 
 
 class InFlight:
@@ -127,7 +127,7 @@ class TopicConsumer:
         for slot in self.poller.due_slots(calls):
             if room > len(taken) and self.poller.is_assigned(slot):
                 try:
-                    taken += await self._take(calls, slot, min(room - len(taken), BATCH))
+                    taken += await self._take(calls, slot, min(room - len(taken), MAX_SETTLED))
                 except StoreError:
                     if not taken:
                         raise
@@ -209,7 +209,7 @@ class TopicConsumer:
         for entry, _ in finished:
             entry.settling = True
         calls, parts = self.poller.calls, list[Coroutine[Any, Any, list[InFlight]]]()
-        most = min(BATCH, calls.max_settlements([settlement for _, settlement in finished]))
+        most = min(MAX_SETTLED, calls.max_settlements([settlement for _, settlement in finished]))
         for slot, part in _split_into_calls(calls, finished, most):
             n = min(room, most) if self._takes_while_settling and self.poller.has_work(slot) else 0
             room -= n

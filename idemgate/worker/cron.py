@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
-from idemgate.core.calls import BATCH
+from idemgate.core.calls import MAX_ENTRIES
 from idemgate.core.clock import monotonic
 from idemgate.errors import DecodeError, InvalidArgument, StoreError
 from idemgate.topics.messages import Delivery, Trigger, moment, replace_payload
@@ -92,7 +92,7 @@ class CronScheduler:
     def _until(self, recurring: RecurringTrigger, first: datetime, now: datetime) -> Iterable[Trigger]:
         """Yield the occurrences behind `first` up to the next one after `now`, at most a batch."""
         if first <= now:
-            for trigger in islice(recurring.after(first), BATCH):
+            for trigger in islice(recurring.after(first), MAX_ENTRIES):
                 yield trigger
                 if trigger.at is not None and trigger.at > now:
                     return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from idemgate.core.calls import BATCH, run_plan_async
+from idemgate.core.calls import MAX_ENTRIES, run_plan_async
 from idemgate.errors import ServerRejected
 from idemgate.topics.deliveries import plan_trim
 from idemgate.topics.messages import Forward, Forwarded
@@ -71,7 +71,7 @@ class Forwarder:
 
     async def _forward_slot(self, calls: TopicCalls, slot: int) -> None:
         counters = self.poller.context.counters
-        reply: Forwarded = await self.poller.execute(slot, calls.forward(slot, self._target, BATCH))
+        reply: Forwarded = await self.poller.execute(slot, calls.forward(slot, self._target, MAX_ENTRIES))
         counters.add("worker.forwarded", reply.sent)
         if not reply.sent and 0 < reply.next_due_ms <= reply.now_ms:
             # The topic once had a handler, and the lease of a delivery expired. An empty take requeues its message.

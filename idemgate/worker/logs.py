@@ -7,7 +7,7 @@ import logging
 from idemgate.core.text import one_line, printable
 from idemgate.errors import InvalidArgument
 
-__all__ = ["configure"]
+__all__ = ["configure_logs"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -33,7 +33,7 @@ class Facts(logging.Formatter):
         return one_line(" ".join([super().formatMessage(record), *facts]))
 
 
-def configure(level: str = "INFO") -> None:
+def configure_logs(level: str = "INFO") -> None:
     """Log events of idemgate from `level`, others from WARNING.
 
     If a handler receives the events of idemgate already, do nothing.

@@ -22,7 +22,7 @@ from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import StoreError
 from idemgate.store.retry import lacks_cluster_url
 from idemgate.topics.deliveries import Settlement
-from idemgate.worker.consumer import BATCH, FinishedDelivery, InFlight, TopicConsumer
+from idemgate.worker.consumer import MAX_SETTLED, FinishedDelivery, InFlight, TopicConsumer
 from idemgate.worker.dispatcher import Dispatcher, Ended
 from idemgate.worker.places import Places
 from idemgate.worker.settlements import choose_settlement, settle_unstarted
@@ -145,7 +145,7 @@ class DeliveryLoop:
                 self._settlements.discard(task)
                 self._places.freed.set()
                 task.result()
-            if not self._settlements or len(self._ended) >= BATCH:
+            if not self._settlements or len(self._ended) >= MAX_SETTLED:
                 self._start_settlements()
 
     def _start_settlements(self) -> None:

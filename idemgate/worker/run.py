@@ -17,7 +17,7 @@ from idemgate.core.text import printable
 from idemgate.errors import InvalidArgument, PolicyChanged
 from idemgate.subscribers.subscribers import Subscriber, Subscribers
 from idemgate.worker.coordinator import MembershipOption
-from idemgate.worker.logs import configure as configure_logs
+from idemgate.worker.logs import configure_logs
 from idemgate.worker.worker import CLEANUP_SECONDS, HasTopics, Worker
 
 __all__ = ["run"]

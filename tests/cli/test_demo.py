@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from idemgate.cli import command_line, demo
-from idemgate.cli.demo.records import Records, judge
+from idemgate.cli.demo.records import Records, check_promises
 
 REAL = Path(__file__).parents[1] / "data" / "repo-changes.ndjson.gz"
 EVENTS = int(os.environ.get("IDEMGATE_E2E_EVENTS", "5000"))
@@ -210,9 +210,9 @@ def test_a_broken_promise_is_told_and_fails(capsys: pytest.CaptureFixture[str], 
         copies, deliveries = records.subscribers[0].copies, records.workers[0].deliveries
         copies.append(next(copy for copy in copies if copy[1]))
         deliveries[0] = deliveries[0]._replace(now_ms=deliveries[0].now_ms - records.late_ms(deliveries[0]) - 5.0)
-        return judge(records)
+        return check_promises(records)
 
-    monkeypatch.setattr(demo, "judge", falsify_and_judge)
+    monkeypatch.setattr(demo, "check_promises", falsify_and_judge)
     options = command_line().parse_args(["demo", *FAST, "--events", "40", "--subscribers", "1", "--json"])
     # When it ends
     code = demo.play(options)

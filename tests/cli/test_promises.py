@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from idemgate.cli.demo.events import DemoEvent
-from idemgate.cli.demo.records import Delivered, Records, Reports, judge
+from idemgate.cli.demo.records import Delivered, Records, Reports, check_promises
 from tests.for_each import for_each
 
-RECEIVED, HANDLED, DELIVERED, EARLY, FAILED, COUNTED = judge(Records(1, 1))
+RECEIVED, HANDLED, DELIVERED, EARLY, FAILED, COUNTED = check_promises(Records(1, 1))
 STREAM = [
     DemoEvent("a", 0, "p", "M"),
     DemoEvent("b", 0, "p", "M"),
@@ -53,7 +53,7 @@ def killed() -> Records:
 
 @pytest.mark.parametrize("records", [kept(), killed()], ids=["kept", "killed"])
 def test_kept_promises_are_kept(records: Records) -> None:
-    assert [broken for broken in judge(records).values() if broken] == []
+    assert [broken for broken in check_promises(records).values() if broken] == []
     assert not any(records.open_copies)
 
 
@@ -103,7 +103,7 @@ def test_a_breach_is_seen(promise: str, words: str, doctor: Callable[[Records], 
     records = kept()
     doctor(records)
     # Then that promise is broken, and the words say by what
-    assert words in judge(records)[promise]
+    assert words in check_promises(records)[promise]
 
 
 LOST: list[tuple[str, str, Callable[[Records], object]]] = [
@@ -121,7 +121,7 @@ LOST: list[tuple[str, str, Callable[[Records], object]]] = [
 def test_a_loss_by_a_kill_is_seen(promise: str, words: str, doctor: Callable[[Records], object]) -> None:
     records = killed()
     doctor(records)
-    assert words in judge(records)[promise]
+    assert words in check_promises(records)[promise]
 
 
 def test_many_breaches_are_told_by_a_few_examples() -> None:
@@ -129,6 +129,6 @@ def test_many_breaches_are_told_by_a_few_examples() -> None:
     records = Records(1, 0.1)
     records.published += [DemoEvent(event, 0, "p", "M") for event in "vwxyz"]
     # Then three of them are named
-    assert "5 not handled: v, w, x, ..." in judge(records)[HANDLED]
+    assert "5 not handled: v, w, x, ..." in check_promises(records)[HANDLED]
     # and all copies are unfinished
     assert records.open_copies == [5]

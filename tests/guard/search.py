@@ -19,7 +19,7 @@ import redis
 
 from idemgate import Gate
 from idemgate.core.calls import stamp
-from idemgate.guard.claims import Record
+from idemgate.guard.claim_calls import Record
 from idemgate.lua import source
 from idemgate.testing import Clock
 from tests import exhaustive

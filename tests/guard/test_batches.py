@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, InvalidArgument, KeyReused, OutcomeUnknown, StoreUnavailable, current
+from idemgate.core.calls import MAX_ENTRIES
 from idemgate.errors import AttemptsExhausted, DecodeError, NoCurrentExecution, ServerRejected, UnexpectedData
-from idemgate.store.context import MAX_BATCH
 from idemgate.testing import Clock, History
 from tests.claims import claims_of
 
@@ -374,7 +374,7 @@ async def test_where_the_store_fails_midway_what_was_granted_is_given_back(face:
     user = f"u-{namespace}"
     mine = claims_of(gate).key("claim", "mine-")[0].decode().replace("}", "*")
     raw.execute_command("ACL", "SETUSER", user, "on", ">secret", "+@all", f"~{mine}")
-    keys = [f"mine-{n}" for n in range(MAX_BATCH)]
+    keys = [f"mine-{n}" for n in range(MAX_ENTRIES)]
     made = Gate(_as(gate, user), namespace=namespace, clock=gate.context.clock)
     try:
         limited = type(face)(made, face.awaiting)

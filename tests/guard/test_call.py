@@ -9,7 +9,7 @@ import pytest
 
 from idemgate import Gate, LeaseLost
 from idemgate.guard import call
-from idemgate.guard.claims import ClaimReply
+from idemgate.guard.claim_calls import ClaimReply
 from idemgate.guard.context import DoneCache
 from idemgate.guard.options import GuardOptions, OnceOptions, once_options
 from idemgate.guard.request import NOT_STORED, Grant, Request, build_ending, build_request
@@ -136,7 +136,7 @@ def test_only_a_waiting_caller_requests_a_wakeup(choice: str) -> None:
 def test_a_result_whose_type_name_is_invalid_still_completes() -> None:
     odd = type("Odd", (), {})
     odd.__qualname__ = "\ud800"
-    ending = call.encode_result(request_with().options, odd())
+    ending = call.encode_ending(request_with().options, odd())
     assert ending[0] == NOT_STORED
     assert b"is a ?, which would come back as something else" in ending[1]
 

@@ -15,7 +15,7 @@ from idemgate import AlreadyInProgress, Gate, InvalidArgument, KeyReused, Outcom
 from idemgate.core import keys
 from idemgate.core.calls import new_id
 from idemgate.errors import AttemptsExhausted, ResultUnavailable, UnexpectedData
-from idemgate.guard.claims import ClaimReply, Record
+from idemgate.guard.claim_calls import ClaimReply, Record
 from idemgate.guard.heartbeat import ScopeRegistration
 from idemgate.guard.request import build_renewal
 from idemgate.store.context import MAX_SCOPES

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, current
-from idemgate.guard.claims import Claims
+from idemgate.guard.claim_calls import Claims
 from idemgate.testing import Clock
 
 

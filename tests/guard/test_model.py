@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 from idemgate import Gate
 from idemgate.core.calls import Batch, Call
-from idemgate.guard.claims import ClaimReply, Claims, Record
+from idemgate.guard.claim_calls import ClaimReply, Claims, Record
 from idemgate.testing import Clock
 
 STEPS = int(os.environ.get("IDEMGATE_STEPS", "2000"))

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from idemgate import Gate
 from idemgate.core.calls import Call, new_id
 from idemgate.errors import OutcomeUnknown
-from idemgate.guard.claims import ClaimReply, Record
+from idemgate.guard.claim_calls import ClaimReply, Record
 from idemgate.testing import Clock
 from idemgate.topics.dead_letters import DeadFilter
 from idemgate.topics.messages import Peek, Ticket

@@ -24,8 +24,8 @@ from idemgate.core import calls
 from idemgate.core.calls import new_id
 from idemgate.core.codec import Codec
 from idemgate.errors import StoreUnavailable
-from idemgate.guard import claims
-from idemgate.guard.claims import Claims, Record
+from idemgate.guard import claim_calls
+from idemgate.guard.claim_calls import Claims, Record
 from idemgate.lua import Script, script
 from idemgate.testing import Clock
 from tests.faults import broken
@@ -189,7 +189,7 @@ def test_a_spoilt_script_is_found(
     changed = Script(name, broken(name, fault))
     spoilt: Callable[[str], Script] = lambda one: changed if one == name else script(one)  # noqa: E731 - a stand-in
     monkeypatch.setattr(calls, "script", spoilt)
-    monkeypatch.setattr(claims, "script", spoilt)
+    monkeypatch.setattr(claim_calls, "script", spoilt)
     for number in range(100):
         history = History(url, f"{namespace}-{number}", random.Random(number))
         history.run()

@@ -16,7 +16,7 @@ import pytest
 
 from idemgate import Gate, lua
 from idemgate.core import calls
-from idemgate.guard import claims
+from idemgate.guard import claim_calls
 from idemgate.lua import Script, script
 from idemgate.testing import Clock
 
@@ -42,7 +42,7 @@ def test_calls_of_two_versions_share_what_is_stored(
 
     monkeypatch.setattr(calls, "script", either)
     monkeypatch.setattr(lua, "script", either)
-    monkeypatch.setattr(claims, "script", either)
+    monkeypatch.setattr(claim_calls, "script", either)
     clock, ran, handled = Clock(), list[str](), list[int]()
     with Gate(url, namespace=namespace, clock=clock) as gate:
         topic = gate.topic("t", merge="append", slots=2, lease="10s", backoff=0)

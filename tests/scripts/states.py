@@ -21,7 +21,7 @@ from idemgate.core.durations import milliseconds
 from idemgate.dedup import dedup
 from idemgate.dedup.dedup import DedupCalls
 from idemgate.errors import IdemgateError
-from idemgate.guard.claims import Claims, Record, register_retention
+from idemgate.guard.claim_calls import Claims, Record, register_retention
 from idemgate.membership import heartbeats as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.subscribers.expiry.rules import look

@@ -13,7 +13,7 @@ from idemgate.core.calls import Batch, Call
 from idemgate.core.codec import Codec
 from idemgate.dedup.dedup import DedupCalls
 from idemgate.gate import Gate
-from idemgate.guard.claims import Claims, Record, register_retention
+from idemgate.guard.claim_calls import Claims, Record, register_retention
 from idemgate.membership import heartbeats as members
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls, TakenEntry

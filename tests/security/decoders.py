@@ -26,7 +26,7 @@ from idemgate.core.key_template import compile_key
 from idemgate.dedup.dedup import DedupCalls
 from idemgate.errors import DecodeError, InvalidArgument, NotConfigured, ServerRejected, UnexpectedData
 from idemgate.gate import Gate
-from idemgate.guard.claims import Claims
+from idemgate.guard.claim_calls import Claims
 from idemgate.membership import heartbeats as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.store.cluster.topology import Route, Topology

@@ -18,7 +18,7 @@ from idemgate.cli.acl_rules import ROLES, rule
 from idemgate.core.calls import Call, new_id
 from idemgate.core.keys import patterns
 from idemgate.errors import IdemgateError, InvalidArgument, ServerRejected
-from idemgate.guard.claims import register_retention
+from idemgate.guard.claim_calls import register_retention
 from idemgate.lua import commands, names
 from idemgate.membership import heartbeats as members
 from idemgate.subscribers.expiry.rules import look

@@ -23,9 +23,9 @@ from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch, Call, new_id
 from idemgate.core.keys import record, scopes
 from idemgate.errors import ServerRejected, StoreUnavailable
-from idemgate.guard.claims import ClaimReply
+from idemgate.guard.claim_calls import ClaimReply
 from idemgate.store.cluster import topology
-from idemgate.store.cluster.topology import REFRESH_INTERVAL, slot_of
+from idemgate.store.cluster.topology import REFRESH_INTERVAL, hash_slot_of
 from idemgate.testing import Clock
 from tests import cluster as servers
 from tests.claims import claims_of
@@ -325,7 +325,9 @@ def test_slots_are_those_of_the_server(operator: servers.Operator) -> None:
     chance = random.Random(5)
     keys = [b"", b"{}", b"{}{a}", b"a{b}c{d}", b"a{b", b"}a{b}", b"{{a}}", b"123456789"]
     keys += [bytes(chance.choices(b"{}ab\x00\xff", k=chance.randrange(12))) for _ in range(200)]
-    assert [slot_of(key) for key in keys] == [operator.nodes[0].execute_command("CLUSTER KEYSLOT", key) for key in keys]
+    assert [hash_slot_of(key) for key in keys] == [
+        operator.nodes[0].execute_command("CLUSTER KEYSLOT", key) for key in keys
+    ]
 
 
 def claims(gate: Gate, keys: list[str]) -> list[Call[ClaimReply]]:
@@ -669,7 +671,7 @@ async def test_a_node_that_does_not_answer_costs_no_lease_of_another_node(
 ) -> None:
     # Given claims of keys on all nodes, and a gate that tries each call for longer than this test takes
     keys = [f"k{i}" for i in range(20)]
-    answering = [key for key in keys if slot_of(record(namespace, "s", key)) < 2 * 16384 // 3]
+    answering = [key for key in keys if hash_slot_of(record(namespace, "s", key)) < 2 * 16384 // 3]
     assert 0 < len(answering) < len(keys)
     with (
         Gate(f"redis+cluster://127.0.0.1:{ports[0]}", namespace=namespace, clock=clock, timeout="60s") as gate,

@@ -26,13 +26,13 @@ import redis.exceptions as rx
 from idemgate import Gate, Trigger
 from idemgate.core.calls import Batch, Call, new_id
 from idemgate.errors import ServerRejected, StoreUnavailable, UnexpectedData
-from idemgate.guard.claims import ClaimReply
+from idemgate.guard.claim_calls import ClaimReply
 from idemgate.store import connection, retry
 from idemgate.store import pubsub as listen
 from idemgate.store.clients import sync_pool
 from idemgate.store.connection_aio import open_connection
 from idemgate.store.embedded import server as embedded
-from idemgate.store.resp import pack
+from idemgate.store.resp import pack_command
 from idemgate.store.retry import RetryBudget, is_transient
 from idemgate.store.url import endpoint_from_url
 from tests.claims import claims_of
@@ -301,14 +301,14 @@ async def test_requests_in_flight_get_their_replies_when_a_connection_is_replace
     client = redis.asyncio.Redis.from_url(own_url)
     wire = await open_connection(client.connection_pool, reply_timeout=60)
     async with asyncio.timeout(60):
-        replies = [wire.send(pack(("PING", f"{number}"))) for number in range(3)]
+        replies = [wire.send(pack_command(("PING", f"{number}"))) for number in range(3)]
         wire.retire()
         assert wire.retired
         assert not wire.ready
         assert await asyncio.gather(*replies) == [b"0", b"1", b"2"]
         await eventually(lambda: wire.closed)
         with pytest.raises(rx.ConnectionError) as told:
-            await wire.send(pack(("PING",)))
+            await wire.send(pack_command(("PING",)))
     with pytest.raises(StoreUnavailable) as final:
         RetryBudget(0).next_delay(told.value)
     assert final.value.executed == "no"
@@ -739,17 +739,17 @@ def test_no_connection_left_is_not_executed(url: str, monkeypatch: pytest.Monkey
     # Given a pool of one connection, which is in use
     monkeypatch.setattr(connection, "CONNECTIONS", 1)
     pool = connection.ConnectionPool(sync_pool(endpoint_from_url(url), seconds=60), 0.5)
-    held = pool.send([pack(("PING",))])
+    held = pool.send([pack_command(("PING",))])
     # When something else is sent, Then it fails in time, and that it was never sent is known
     with pytest.raises(rx.RedisError) as failed:
-        pool.execute(pack(("PING",)))
+        pool.execute(pack_command(("PING",)))
     assert is_transient(failed.value)
     with pytest.raises(StoreUnavailable) as told:
         RetryBudget(0).next_delay(failed.value)
     assert told.value.executed == "no"
     # And the one in use still works
     assert pool.collect(held, 1) == [b"PONG"]
-    assert pool.execute(pack(("PING",))) == b"PONG"
+    assert pool.execute(pack_command(("PING",))) == b"PONG"
     pool.close()
 
 
@@ -775,10 +775,10 @@ def test_a_connection_released_at_the_end_of_a_wait_is_used(
     # Given a pool of one connection, which is released just after its only waiter gave up
     monkeypatch.setattr(connection, "CONNECTIONS", 1)
     pool = connection.ConnectionPool(sync_pool(endpoint_from_url(url), seconds=60), 0.5)
-    held = pool.send([pack(("PING",))])
+    held = pool.send([pack_command(("PING",))])
     pool._available = LateRelease(lambda: pool.discard(held) if broken else pool.collect(held, 1))
     # Then the waiter gets it, or its place
-    assert pool.execute(pack(("PING",))) == b"PONG"
+    assert pool.execute(pack_command(("PING",))) == b"PONG"
     pool.close()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, Topic, Trigger
-from idemgate.core.calls import BYTES, Call, split_batches
+from idemgate.core.calls import MAX_CALL_BYTES, Call, split_batches
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.deliveries import Settlement
@@ -18,7 +18,7 @@ from tests.for_each import for_each
 
 Dumps = Callable[[], dict[bytes, bytes]]
 LARGE = "x" * 50_000
-"""Two of them are less than `BYTES`, three are more."""
+"""Two of them are less than `MAX_CALL_BYTES`, three are more."""
 
 
 def taken(topic: Topic, n: int = 100) -> Taken:
@@ -47,11 +47,11 @@ async def put(topic: Any, clock: Clock, n: int, payload: object = LARGE, **more:
     [
         ([], []),
         ([1] * 10, [4, 4, 2]),
-        ([BYTES], [1]),
-        ([BYTES, 1], [1, 1]),
-        ([1, BYTES - 1, 1], [2, 1]),
-        ([3 * BYTES, 1, 1, 3 * BYTES], [1, 2, 1]),
-        ([1] * 6 + [BYTES], [4, 2, 1]),
+        ([MAX_CALL_BYTES], [1]),
+        ([MAX_CALL_BYTES, 1], [1, 1]),
+        ([1, MAX_CALL_BYTES - 1, 1], [2, 1]),
+        ([3 * MAX_CALL_BYTES, 1, 1, 3 * MAX_CALL_BYTES], [1, 2, 1]),
+        ([1] * 6 + [MAX_CALL_BYTES], [4, 2, 1]),
     ],
 )
 def test_a_portion_is_a_number_and_a_number_of_bytes_or_one(sizes: list[int], lengths: list[int]) -> None:
@@ -66,7 +66,7 @@ async def test_many_calls_carry_large_triggers_and_all_answers_are_in_order(face
     topic = gate.topic("t", slots=slots)
     # Given what would be 1 MB in a call: no call has more than its share
     for call in topic.open().trigger_many(triggers).calls:
-        assert sum(len(arg) for arg in call.args if isinstance(arg, bytes)) < BYTES + 10_000
+        assert sum(len(arg) for arg in call.args if isinstance(arg, bytes)) < MAX_CALL_BYTES + 10_000
     # Then each trigger has its own receipt
     receipts = await face.topic("t", slots=slots).trigger_many(triggers)
     assert [one.due_ms - receipts[0].due_ms for one in receipts] == [n * 1000 for n in range(40)]

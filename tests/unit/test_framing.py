@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from idemgate.core.calls import Call, new_id
-from idemgate.guard.claims import Claims
-from idemgate.store.resp import pack
+from idemgate.guard.claim_calls import Claims
+from idemgate.store.resp import pack_command
 from idemgate.testing import Clock
 from idemgate.topics.messages import Trigger
 from tests.for_each import for_each
@@ -17,7 +17,7 @@ NOW = 1_790_000_000_000_000
 
 
 def _packed(call: Call[object]) -> bytes:
-    return pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
+    return pack_command(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
 
 
 @for_each("key", ["k", "order:7", "100%d%b", "ü" * 50, "x" * 1000])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, InvalidArgument
-from idemgate.worker.logs import Facts, configure
+from idemgate.worker.logs import Facts, configure_logs
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def bare() -> Iterator[None]:
 @pytest.mark.parametrize("level", ["info", "INFO", "Info"])
 def test_a_level_is_named_in_any_case(level: str) -> None:
     with bare():
-        configure(level)
+        configure_logs(level)
         assert logging.getLogger("idemgate").level == logging.INFO
         assert logging.getLogger().handlers
 
@@ -39,7 +39,7 @@ def test_a_level_is_named_in_any_case(level: str) -> None:
 def test_an_unknown_level_is_refused_before_anything_is_configured(level: Any) -> None:
     with bare():
         with pytest.raises(InvalidArgument, match=r"level=.*no such level\. Use one of .*INFO"):
-            configure(level)
+            configure_logs(level)
         assert logging.getLogger().handlers == []
 
 

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from idemgate.guard.claims import Claims
+from idemgate.guard.claim_calls import Claims
 from idemgate.guard.record import decode_record
 from tests.for_each import for_each
 

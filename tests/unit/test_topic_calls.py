@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from idemgate.core.calls import BATCH, Incomplete
+from idemgate.core.calls import MAX_ENTRIES, Incomplete
 from idemgate.core.codec import Codec
 from idemgate.core.keys import slot_of
 from idemgate.errors import DecodeError, InvalidArgument
@@ -40,7 +40,7 @@ def test_fewer_end_in_a_call_where_any_is_more_than_acknowledged() -> None:
     acked, failing = Settlement("ack", delivery()), Settlement("nack", delivery())
     plain, results = calls(), calls(result_retention="1h")
     assert [plain.max_settlements(ends) for ends in ([acked] * 3, [acked, failing], [failing])] == [
-        BATCH,
+        MAX_ENTRIES,
         MAX_MIXED_SETTLEMENTS,
         MAX_MIXED_SETTLEMENTS,
     ]

@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parents[2] / "idemgate"
 PURE = (
     "core/*", "core/codec/*", "audit/*", "audit/slot/*", "dedup/*", "membership/heartbeats", "membership/ownership",
     "membership/rendezvous",
-    "guard/call", "guard/claims", "guard/manage", "guard/record", "store/durability", "store/held",
+    "guard/call", "guard/claim_calls", "guard/manage", "guard/record", "store/durability", "store/held",
     "subscribers/expiry/glob", "subscribers/expiry/rules", "topics/recurring",
     "topics/dead_letters", "topics/merge", "topics/messages", "topics/partial", "topics/limits", "topics/policy",
     "topics/registry", "topics/reshard", "worker/clock_offset", "worker/places", "cli/acl_rules",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgpack
 
 from idemgate.audit.findings import Finding, quote_argument
-from idemgate.audit.slot.view import SlotView, check_int, format_time, quote_name, unpack_array
+from idemgate.audit.slot.view import SlotView, expect_int, format_time, quote_name, unpack_array
 from idemgate.core import keys
 from idemgate.core.calls import text
 from idemgate.core.durations import LATEST_MS
@@ -69,7 +69,7 @@ def check_event_ids(view: SlotView) -> Iterator[Finding]:
         layout, many, count = unpack_array(tabled.pop(b"e", b""), 3)
         if layout != 1:
             raise ValueError(f"layout {layout!r}, this program knows layout 1")  # noqa: TRY301 - handled as corrupt data
-        many, count = check_int(many, 1), check_int(count)
+        many, count = expect_int(many, 1), expect_int(count)
     except (ValueError, TypeError) as error:
         yield view.finding("undecodable", "dedup", f"the table of event ids cannot be read: {error}")
         return

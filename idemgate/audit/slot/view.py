@@ -21,7 +21,7 @@ from idemgate.topics.messages import Message
 __all__ = [
     "SlotView",
     "StoredMessage",
-    "check_int",
+    "expect_int",
     "format_time",
     "is_group_corrupt",
     "placements",
@@ -74,7 +74,7 @@ def unpack_array(packed: bytes, *lengths: int) -> list[Any]:
     return found  # pyright: ignore[reportUnknownVariableType]
 
 
-def check_int(value: Any, least: int = 0) -> int:
+def expect_int(value: Any, least: int = 0) -> int:
     """Return `value`. Raises ValueError if it is not an int of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{value!r} where a whole number belongs")
@@ -91,7 +91,7 @@ def _decode_message(packed: Any, merge: Merge | None, codec: Codec) -> StoredMes
     message = Message(_check_bytes(packed), merge or _ANY, codec)
     if merge is not None:
         _ = message.payload
-    count, attempts = check_int(message.count, 1), check_int(message.attempts)
+    count, attempts = expect_int(message.count, 1), expect_int(message.attempts)
     return StoredMessage(count, message.due_ms, attempts, message.raw_group, message.serial)
 
 
@@ -101,14 +101,16 @@ def _parse_entry(entry: bytes, message: StoredMessage) -> InFlight:
         raise ValueError("neither a token nor the longer form of an entry")
     token, due, count, group = found.groups()
     if due is None:
-        return InFlight(check_int(int(token), 1), message.due, 1, b"", message)
-    return InFlight(check_int(int(token), 1), int(due), check_int(int(count), 1), group, message)
+        return InFlight(expect_int(int(token), 1), message.due, 1, b"", message)
+    return InFlight(expect_int(int(token), 1), int(due), expect_int(int(count), 1), group, message)
 
 
 def _decode_dead_letter(packed: bytes, merge: Merge | None, codec: Codec) -> DeadMessage:
     key, message, reason, died, fence = unpack_array(packed, 5)
     _check_bytes(reason)
-    return DeadMessage(_check_bytes(key), check_int(died), check_int(fence, 1), _decode_message(message, merge, codec))
+    return DeadMessage(
+        _check_bytes(key), expect_int(died), expect_int(fence, 1), _decode_message(message, merge, codec)
+    )
 
 
 class SlotView:

@@ -24,8 +24,8 @@ from typing import Any, TextIO
 
 from idemgate.cli.arguments import HelpFormatter, count, duration, factor
 from idemgate.cli.demo.actors import DemoOrder, topic_of
-from idemgate.cli.demo.events import Plan, made_up, plan_of, read
-from idemgate.cli.demo.records import Records, Reports, judge
+from idemgate.cli.demo.events import DemoPlan, made_up, plan_of, read
+from idemgate.cli.demo.records import Records, Reports, check_promises
 from idemgate.cli.signals import Interrupted, Signals, watching
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.gate import Gate
@@ -96,7 +96,7 @@ def play(options: argparse.Namespace) -> int:
     except Interrupted as interrupted:
         print(f"Interrupted after {time.monotonic() - records.began:.1f} s, nothing judged", file=out)
         return interrupted.code
-    promises = judge(records)
+    promises = check_promises(records)
     kept = not any(promises.values())
     if options.json:
         numbers: dict[str, Any] = {name: value for name, value, _ in records.numbers()}
@@ -205,7 +205,7 @@ class _Stage:
         self.topic = topic_of(self.gate, order)
         self.children: dict[str, _Child] = {}
 
-    def run(self, plan: Plan, kill: bool) -> None:
+    def run(self, plan: DemoPlan, kill: bool) -> None:
         """Run the demo. Even after an error it ends all processes and deletes the topic."""
         with contextlib.closing(self.gate):
             try:
@@ -234,7 +234,7 @@ class _Stage:
     def _start(self, name: str, reports: Reports) -> None:
         self.children[name] = _Child(name, reports, self.order, self.say)
 
-    def _publish(self, plan: Plan, kill: bool) -> None:
+    def _publish(self, plan: DemoPlan, kill: bool) -> None:
         self.say(f"Publishing, with duplicates, {len(plan):,} times")
         began = time.monotonic()
         for number, (at, event) in enumerate(plan):

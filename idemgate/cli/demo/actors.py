@@ -17,7 +17,7 @@ from idemgate.subscribers import PubSubMessage
 from idemgate.topics.merge import MergeSpec, append
 from idemgate.topics.messages import Delivery
 from idemgate.topics.topic import Topic
-from idemgate.worker.logs import configure as configure_logs
+from idemgate.worker.logs import configure_logs
 
 __all__ = ["DemoOrder", "main", "topic_of"]
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from idemgate.errors import InvalidArgument
 
-__all__ = ["DemoEvent", "Plan", "made_up", "plan_of", "read"]
+__all__ = ["DemoEvent", "DemoPlan", "made_up", "plan_of", "read"]
 
 SECONDS = 25.0
 """The longest time without --speed."""
@@ -37,15 +37,15 @@ class DemoEvent(NamedTuple):
     change: str
 
 
-Plan = list[tuple[float, DemoEvent]]
+DemoPlan = list[tuple[float, DemoEvent]]
 
 
-def plan_of(events: Sequence[DemoEvent], speed: float | None) -> tuple[Plan, float]:
+def plan_of(events: Sequence[DemoEvent], speed: float | None) -> tuple[DemoPlan, float]:
     """Return the events with their seconds from the start and the speed. None: it takes `SECONDS` at most."""
     pauses = (min(max(after.ts - before.ts, 0.0), MAX_GAP) for before, after in pairwise(events))
     offsets = list(accumulate(pauses, initial=0.0))
     speed = speed or max(1.0, offsets[-1] / SECONDS)
-    chance, plan = random.Random(1), Plan()
+    chance, plan = random.Random(1), DemoPlan()
     again: defaultdict[int, list[DemoEvent]] = defaultdict(list)
     for place, (offset, event) in enumerate(zip(offsets, events, strict=True)):
         if chance.random() < TWICE:

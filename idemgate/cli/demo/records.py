@@ -1,4 +1,4 @@
-"""Collect what the demo's processes report, and judge its promises by that."""
+"""Collect what the demo's processes report, and check_promises its promises by that."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from idemgate.cli.demo.events import DemoEvent
 
-__all__ = ["Delivered", "Records", "Reports", "judge"]
+__all__ = ["Delivered", "Records", "Reports", "check_promises"]
 
 
 class Delivered(NamedTuple):
@@ -98,7 +98,7 @@ class Records:
         ]
 
 
-def judge(records: Records) -> dict[str, list[str]]:
+def check_promises(records: Records) -> dict[str, list[str]]:
     """Return what breaks each promise; an empty list: it was kept."""
     published = Counter(event.id for event in records.published)
     events = Counter({event.id: 1 for event in records.published})

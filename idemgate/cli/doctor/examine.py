@@ -13,7 +13,7 @@ from idemgate.core import keys
 from idemgate.core.calls import call, new_id
 from idemgate.core.keys import check_name
 from idemgate.errors import ServerRejected, StoreError
-from idemgate.guard.claims import Claims
+from idemgate.guard.claim_calls import Claims
 from idemgate.store.durability import DurabilityOption, parse_durability
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.nodes import Server, servers

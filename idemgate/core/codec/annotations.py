@@ -37,7 +37,14 @@ from idemgate.core.codec.state import class_name, is_pydantic
 from idemgate.errors import DecodeError
 
 __all__ = [
-    "BUILT_IN", "class_hints", "expand_tuple", "find_class", "flatten", "has_model", "hints_of", "is_typed_dict",
+    "BUILT_IN",
+    "class_hints",
+    "expand_tuple",
+    "find_class",
+    "has_model",
+    "hints_of",
+    "is_typed_dict",
+    "union_members",
     "unwrap",
 ]  # fmt: skip
 
@@ -76,7 +83,7 @@ def is_typed_dict(kind: Any) -> bool:
     return isinstance(kind, type) and hasattr(cast(Any, kind), "__required_keys__") and issubclass(kind, dict)
 
 
-def flatten(annotation: Any) -> tuple[Any, ...]:
+def union_members(annotation: Any) -> tuple[Any, ...]:
     """Return the members of a union and the bounds of a type variable, unwrapped; else the annotation alone."""
     annotation = unwrap(annotation)
     if get_origin(annotation) in (Union, types.UnionType):
@@ -85,7 +92,7 @@ def flatten(annotation: Any) -> tuple[Any, ...]:
         members = annotation.__constraints__ or (() if annotation.__bound__ is None else (annotation.__bound__,))
     else:
         return (annotation,)
-    return tuple(part for member in members for part in flatten(member))
+    return tuple(part for member in members for part in union_members(member))
 
 
 def expand_tuple(members: tuple[Any, ...], size: int) -> tuple[Any, ...]:
@@ -108,7 +115,7 @@ def has_model(annotation: object) -> bool:
 
 
 def _find_model(annotation: Any, seen: frozenset[Any] = frozenset()) -> bool:
-    for part in flatten(annotation):
+    for part in union_members(annotation):
         if part in seen:
             continue
         kind: Any = get_origin(part) or part

@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any, cast, get_args, get_origin
 
-from idemgate.core.codec.annotations import expand_tuple, find_class, flatten, hints_of, is_typed_dict
+from idemgate.core.codec.annotations import expand_tuple, find_class, hints_of, is_typed_dict, union_members
 from idemgate.core.codec.state import (
     StoredEnum,
     StoredModel,
@@ -48,7 +48,7 @@ def restore(value: Any, annotation: object, convert: Convert | None = None) -> A
             where the annotation names models only.
     """
     try:
-        return _restore(value, flatten(annotation), convert)
+        return _restore(value, union_members(annotation), convert)
     except DecodeError:
         raise
     except Exception as error:
@@ -106,7 +106,9 @@ def _restore_dict(value: dict[Any, Any], options: tuple[Any, ...], convert: Conv
     keys, items = (_of_pair(options, at) for at in (0, 1))
     typed = [hints_of(kind, option) for option, kind in zip(options, named, strict=True) if is_typed_dict(kind)]
     if typed:
-        of_key = {key: tuple(part for hints in typed if key in hints for part in flatten(hints[key])) for key in value}
+        of_key = {
+            key: tuple(part for hints in typed if key in hints for part in union_members(hints[key])) for key in value
+        }
         return {key: _restore(item, items + of_key[key], convert) for key, item in value.items()}
     return {_restore(key, keys, convert): _restore(item, items, convert) for key, item in value.items()}
 
@@ -114,7 +116,7 @@ def _restore_dict(value: dict[Any, Any], options: tuple[Any, ...], convert: Conv
 def _of_pair(options: tuple[Any, ...], at: int) -> tuple[Any, ...]:
     """Return the annotations of the keys or the values of a dict."""
     pairs = [get_args(option) for option in options if get_origin(option) is not tuple]
-    return tuple(part for members in pairs if len(members) == 2 for part in flatten(members[at]))
+    return tuple(part for members in pairs if len(members) == 2 for part in union_members(members[at]))
 
 
 def _of_item(options: tuple[Any, ...], at: int, size: int) -> tuple[Any, ...]:
@@ -124,9 +126,9 @@ def _of_item(options: tuple[Any, ...], at: int, size: int) -> tuple[Any, ...]:
         members = get_args(option)
         if get_origin(option) is tuple and Ellipsis not in members:
             members = expand_tuple(members, size)
-            found += flatten(members[at]) if len(members) == size else ()
+            found += union_members(members[at]) if len(members) == size else ()
         elif members and get_origin(option) is not dict:
-            found += flatten(members[0])
+            found += union_members(members[0])
     return tuple(found)
 
 
@@ -147,7 +149,7 @@ def _build(stored: StoredModel, cls: Any, annotation: Any, convert: Convert | No
         raise DecodeError(f"{stored.name} is no dataclass and no pydantic model")
     held = (*stored.fields.values(), *stored.hidden.values())
     hints = hints_of(cls, annotation) if any(type(item) not in _SCALARS for item in held) else {}
-    options = {name: flatten(hint) for name, hint in hints.items()}
+    options = {name: union_members(hint) for name, hint in hints.items()}
     extra = _of_pair(options.get("__pydantic_extra__", ()), 1)
     given = {name: _restore(item, options.get(name, extra), convert) for name, item in stored.fields.items()}
     hidden = {name: _restore(item, options.get(name, ()), None) for name, item in stored.hidden.items()}

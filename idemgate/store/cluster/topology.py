@@ -18,7 +18,7 @@ import redis.exceptions as rx
 
 from idemgate.core.codec.decoding import DECODE_ERRORS
 from idemgate.store.endpoint import Endpoint
-from idemgate.store.resp import pack
+from idemgate.store.resp import pack_command
 from idemgate.store.retry import is_transient
 
 __all__ = [
@@ -28,22 +28,22 @@ __all__ = [
     "Route",
     "RoutedBatch",
     "Topology",
+    "hash_slot_of",
     "node_endpoint",
     "primaries_of",
-    "slot_of",
 ]
 
 Address = tuple[str, int]
-ASKING = pack(("ASKING",))
-CLUSTER_SLOTS = pack(("CLUSTER", "SLOTS"))
+ASKING = pack_command(("ASKING",))
+CLUSTER_SLOTS = pack_command(("CLUSTER", "SLOTS"))
 SLOTS = 16_384
 REFRESH_INTERVAL = 0.25
 """The least seconds between two refreshes of the slot table."""
-MAX_REDIRECTS = 4
+MAX_ROUNDS = 4
 """The most redirects of one request within one try. The caller's deadline bounds the tries."""
 
 
-def slot_of(key: bytes) -> int:
+def hash_slot_of(key: bytes) -> int:
     """Return the slot of a key: the hash of its hash tag, or of the whole key."""
     start = key.find(b"{") + 1
     if start:
@@ -93,7 +93,7 @@ class Topology:
 
     def find_owner(self, key: bytes) -> Address | None:
         """Return the node that serves the key, or None when none is known."""
-        return self._table[slot_of(key)]
+        return self._table[hash_slot_of(key)]
 
     def require_owner(self, key: bytes) -> Address:
         """Return the node that serves the key.
@@ -101,10 +101,10 @@ class Topology:
         Raises:
             ClusterDownError: no node is known. The table is marked stale.
         """
-        owner = self._table[slot_of(key)]
+        owner = self._table[hash_slot_of(key)]
         if owner is None:
             self.stale = True
-            raise rx.ClusterDownError(f"CLUSTERDOWN no known node serves slot {slot_of(key)}")
+            raise rx.ClusterDownError(f"CLUSTERDOWN no known node serves slot {hash_slot_of(key)}")
         return owner
 
     # -- refreshing the table ------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class RoutedBatch:
                 if target is not None:
                     routes[position] = redirected[key] = target
         self._rounds += 1
-        self.pending = _group_by_route(routes if self._rounds <= MAX_REDIRECTS else {})
+        self.pending = _group_by_route(routes if self._rounds <= MAX_ROUNDS else {})
 
 
 def _group_by_route(routes: Mapping[int, Route]) -> dict[Route, list[int]]:

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from idemgate import Verdict, current
 from idemgate.core.calls import Batch
-from idemgate.guard.call import build_end, encode_result, end_kept, record_end, start_lease
+from idemgate.guard.call import build_end, encode_ending, end_kept, record_end, start_lease
 from idemgate.guard.request import RELEASE, Ending, Grant, build_ending
 from idemgate.store.heartbeat import LeaseRenewal
 from idemgate_http.core import Admission, HttpGuard, Released, Unrendered, log_facts
@@ -216,7 +216,7 @@ class Late(LeaseRenewal, Generic[R]):
         except Released:
             core.counters.add("http.released")
             return build_ending(RELEASE)
-        return encode_result(self._guard.options, result)
+        return encode_ending(self._guard.options, result)
 
     def _record_end(self, answers: list[bool]) -> None:
         self._forget()

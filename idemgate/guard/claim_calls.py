@@ -11,11 +11,24 @@ from struct import Struct
 from typing import Any, Literal, TypeVar, cast
 
 from idemgate.core import keys
-from idemgate.core.calls import Arg, Batch, Call, PerKeyCall, bulk, call, head, new_id, split_batches, stamp, text
+from idemgate.core.calls import (
+    MAX_ENTRIES,
+    Arg,
+    Batch,
+    Call,
+    PerKeyCall,
+    bulk,
+    call,
+    head,
+    new_id,
+    split_batches,
+    stamp,
+    text,
+)
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
 from idemgate.lua import script
-from idemgate.store.context import MAX_BATCH, Context
+from idemgate.store.context import Context
 
 __all__ = ["ClaimReply", "Claims", "Completion", "Record", "Renewal", "ReplyState", "register_retention"]
 
@@ -349,11 +362,11 @@ class Claims:
         calls = [
             call(
                 "guard/mark_many",
-                tuple(different[i : i + MAX_BATCH]),
+                tuple(different[i : i + MAX_ENTRIES]),
                 (stamp(self.clock), new_id(), retention),
                 _decode_marks,
             )
-            for i in range(0, len(different), MAX_BATCH)
+            for i in range(0, len(different), MAX_ENTRIES)
         ]
         return Batch(calls, join)
 
