@@ -1,7 +1,7 @@
 """Compare this checkout with another one: `python -m benchmarks.compare OTHER PART ...`.
 
 Both checkouts run each part in turns, with the same environment, so that they meet the same load of the machine. The
-output is one table. For each figure of idemgate it has the medians of both and two ratios, this checkout by the other.
+output is one table. For each figure it has the medians of both and two ratios, this checkout by the other.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measure(checkout: Path, part: str, folder: Path, full: bool) -> Iterator[tuple[Key, list[float]]]:
-    """Run a part in a checkout, on a tenth of the operations or on all. Yield the figures of idemgate, not of peers."""
+    """Run a part in a checkout, on a tenth of the operations or on all. Yield its figures.
+
+    Those of peers, which are the same programs on both sides, show the noise.
+    """
     command = [sys.executable, "-m", "benchmarks", part, *([] if full else ["--quick"])]
     packages = [checkout, *sorted((checkout / "integrations").iterdir())]
     path = os.pathsep.join(map(str, packages))  # before the packages that this environment has installed
@@ -62,7 +65,7 @@ def _measure(checkout: Path, part: str, folder: Path, full: bool) -> Iterator[tu
         raise SystemExit(f"{part} failed in {checkout}:\n{done.stderr}")
     for row in json.loads((folder / "results" / f"{part}.json").read_text())["rows"]:
         for figure in ("bytes",) if part == "memory" else FIGURES:
-            if row["who"].startswith("idemgate") and row.get(figure):
+            if row.get(figure):
                 yield (part, row["who"], row["step"], figure), row[figure]
 
 
