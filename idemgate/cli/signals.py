@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as something that is looked at, so that starting and ending are never torn in the middle."""
+"""Ctrl-C and SIGTERM, recorded and checked later, so that they interrupt no start and no end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """The first signal that came, if one did."""
+    """The number of the first signal; 0 before one arrives."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -30,14 +30,14 @@ class Signals:
         self.number = self.number or number
 
     def check(self) -> None:
-        """Raises Interrupted once a signal came. Call it wherever it is safe to end, several times a second."""
+        """Raise Interrupted if a signal has arrived. Call it wherever it is safe to end, several times a second."""
         if self.number:
             raise Interrupted(self.number)
 
 
 @contextmanager
 def watching() -> Generator[Signals]:
-    """Notes SIGINT and SIGTERM instead of acting on them."""
+    """Record SIGINT and SIGTERM instead of acting on them."""
     signals = Signals()
     before = {number: signal.signal(number, signals.note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

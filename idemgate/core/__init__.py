@@ -1,1 +1,1 @@
-"""Pure functions and values: no I/O, no clock, no client library."""
+"""Values and functions that all packages share. They send no command and import no client library."""

@@ -13,13 +13,14 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, runtime_checkable
 
 from idemgate.core import keys
 from idemgate.core.calls import new_id
 from idemgate.core.clock import Clock, monotonic
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.membership.heartbeats import MemberList, heartbeat, leave, list_members
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest, Slot, SlotOwnership
@@ -319,10 +320,7 @@ class Member(ABC):
             await asyncio.sleep(min(1.0, self.interval, 0.02 * 2 ** min(self._failures, 6)))
             return
         while (left := min(self._due, self._ownership.takes_over_at, self._leaves_at or self._due) - self._now()) > 0:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left / 1000):  # wait_for of Python 3.11 may swallow a cancellation
-                    await self._wake.wait()
-            self._wake.clear()
+            await wait_for_wakeup(self._wake, left / 1000)
 
     # -- listeners ----------------------------------------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ class _Audit:
         doubtful: set[str] = set()
         for server in found:
             slots: dict[Slot, bytes] = {}
-            crews: set[str] = set()
+            groups: set[str] = set()
             seen: set[bytes] = set()
             for batch in server.scan(keys.pattern(self.namespace)):
                 fresh = {key: keys.owner_of(self.namespace, key) for key in batch if key not in seen}
@@ -145,13 +145,13 @@ class _Audit:
                     if owner.kind == "slot":
                         slots.setdefault(Slot(self.namespace, owner.name, owner.number, owner.slots), key)
                     elif owner.kind == "members":
-                        crews.add(owner.name)
+                        groups.add(owner.name)
             for slot, key in slots.items():
                 self.slots[slot.topic].add(slot)
                 if list(self._slot(link, slot, key, counted=self.counted)):
                     doubtful.add(slot.topic)
-            for group in sorted(crews):
-                yield from self._crew(link, server, group)
+            for group in sorted(groups):
+                yield from self._group(link, server, group)
         doubtful |= {topic for topic in self.slots if list(self._balance(topic))}
         for topic in sorted(doubtful):
             yield from self._again(link, topic)
@@ -288,22 +288,22 @@ class _Audit:
             self.counted[f"records {decode_record(packed).state}"] += 1
         yield from check_record(key, left, packed, now_us, CODEC, timed=self.clock is None)
 
-    def _crew(self, link: SyncLink, server: Server, group: str) -> Iterator[Finding]:
+    def _group(self, link: SyncLink, server: Server, group: str) -> Iterator[Finding]:
         try:
             present = link.run(list_members(self.namespace, group, self.clock))
         except UnexpectedData as error:
             yield Finding("wrong-type", error.redis_key, error.problem)
             return
-        crew = keys.members(self.namespace, group)
+        names = keys.members(self.namespace, group)
         asked = [
-            ("ZRANGE", crew[0], 0, -1, "WITHSCORES"),
-            *(("HGETALL", key) for key in crew[1:]),
-            *(("PTTL", key) for key in crew),
+            ("ZRANGE", names[0], 0, -1, "WITHSCORES"),
+            *(("HGETALL", key) for key in names[1:]),
+            *(("PTTL", key) for key in names),
         ]
         alive, meta, held, *lives = server.transaction(asked)
         self.counted["members"] += len(present.members)
         until = dict(zip(alive[::2], map(float, alive[1::2]), strict=True))
-        yield from check_members(dict(zip(crew, lives, strict=True)), held, until, meta, self._now_us(server) // 1000)
+        yield from check_members(dict(zip(names, lives, strict=True)), held, until, meta, self._now_us(server) // 1000)
 
     def _now_us(self, server: Server) -> int:
         # A test clock may stand still while others keep to the server's time.

@@ -367,8 +367,7 @@ class ConsumerContract:
         return not await transport.is_empty()
 
     async def _is_done(self, transport: Transport, message_id: str) -> bool:
-        record = await transport.gate.aio.inspect(message_id, scope=SCOPE)
-        return record is not None and record.state == "done"
+        return (await transport.gate.aio.inspect(message_id, scope=SCOPE)).state == "done"
 
     async def _until(self, happens: Callable[[], Any | Awaitable[Any]]) -> None:
         await wait_until(happens, self.patience)

@@ -1,4 +1,4 @@
-"""`idemgate doctor`: is this store fit for what is promised, and is what it holds sound?"""
+"""`idemgate doctor`: check a server, its settings and the data of a namespace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from idemgate.audit.server import Check
 from idemgate.cli.arguments import HelpFormatter, add_namespace, add_url, url_of
-from idemgate.cli.doctor.examine import Namespace, Told, examine_store
+from idemgate.cli.doctor.examine import Namespace, ServerCheck, examine_store
 from idemgate.cli.doctor.showing import as_json, show
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.testing.audit import audit
@@ -50,7 +50,7 @@ def doctor(options: argparse.Namespace) -> int:
         raise InvalidArgument("--durability", asked, "only a write shows it", "Leave out --read-only")
     asked = int(asked) if asked is not None and asked.isdecimal() else asked
     where = Namespace(url_of(options), options.namespace, asked)
-    failures: list[Told] = []
+    failures: list[ServerCheck] = []
     report = None
     if options.audit:  # before there is a record of the doctor's own
         report = _unless_away("audit", lambda: audit(where.url, where.name), failures)
@@ -64,7 +64,7 @@ def doctor(options: argparse.Namespace) -> int:
     return 1 if failed or (report is not None and report.errors) else 0
 
 
-def _unless_away(name: str, look: Callable[[], T], failures: list[Told]) -> T | None:
+def _unless_away(name: str, look: Callable[[], T], failures: list[ServerCheck]) -> T | None:
     """Return the result of `look`. On a store error, add it to the failures under that name and return None."""
     try:
         return look()

@@ -1,4 +1,4 @@
-"""Asks the servers of a store all that the diagnosis needs."""
+"""Examine the servers of a store and a namespace."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from idemgate.store.sync import SyncLink
 from idemgate.store.tls import check_tls_files
 from idemgate.store.url import endpoint_from_url
 
-__all__ = ["Namespace", "Told", "examine_store"]
+__all__ = ["Namespace", "ServerCheck", "examine_store"]
 
-Told = tuple[str, Check]
-"""Which server, and what of it."""
+ServerCheck = tuple[str, Check]
+"""The name of a server, or "" for the namespace, and a check of it."""
 BATCHES = 100
-"""Most batches of SCAN, of 1,000 keys each, in which foreign layouts are looked for."""
+"""The most batches of SCAN, of 1,000 keys each, that are searched for other layouts."""
 SCOPE = "idemgate.doctor"
 TRIED = 0.5
 """Seconds for which a call is tried."""
 SYNCED = 3.0
-"""The same, where it waits for a sync: with `everysec` that comes once a second, later where the disk is busy."""
+"""Seconds for which a call that waits for a sync is tried: `everysec` syncs once a second, later on a busy disk."""
 
 
 class Namespace:
@@ -49,16 +49,24 @@ class Namespace:
         check_tls_files(self.endpoint.settings)
 
 
-def examine_store(where: Namespace, *, writes: bool = True) -> list[Told]:
-    """Every check of every server, then those of the namespace; `writes`: whether writing may be tried, too.
-    StoreUnavailable, ServerRejected."""
+def examine_store(where: Namespace, *, writes: bool = True) -> list[ServerCheck]:
+    """Check each server, then the namespace.
+
+    Args:
+        where: the namespace.
+        writes: True tries to write, too.
+
+    Raises:
+        StoreUnavailable: a server cannot be reached.
+        ServerRejected: a server rejected a command.
+    """
     with servers(where.endpoint) as found:
-        told = [(server.name, check) for server in found for check in diagnose(_read_server(where, server))]
-        strange, listens = _looked_for(where, found)
-        told += [("", check) for check in (*_check_permissions(where, writes), *_durable(where, found), strange)]
+        checks = [(server.name, check) for server in found for check in diagnose(_read_server(where, server))]
+        strange, listens = _check_namespace(where, found)
+        checks += [("", check) for check in (*_check_permissions(where, writes), *_durable(where, found), strange)]
         if listens:
-            told += [(server.name, notifications(_flags(server))) for server in found]
-    return told
+            checks += [(server.name, notifications(_flags(server))) for server in found]
+    return checks
 
 
 def _read_server(where: Namespace, server: Server) -> Seen:
@@ -75,7 +83,7 @@ def _read_server(where: Namespace, server: Server) -> Seen:
 
 
 def _ask_if_allowed(server: Server, *words: str) -> Any:
-    """The reply, or None where it is not permitted, or not known."""
+    """Return the reply; None if the command is not permitted or not known."""
     with suppress(ServerRejected):
         return server.command(*words)
     return None
@@ -116,13 +124,13 @@ def _clocks(server: Server) -> tuple[float | None, float]:
 
 
 def _time(server: Server) -> tuple[float, float]:
-    """The server's clock, and a clock of ours that never jumps."""
+    """Return the server's clock, and a clock of this process that never jumps."""
     seconds, micros = server.command("TIME")
     return seconds + micros / 1_000_000, time.monotonic()
 
 
 def _check_permissions(where: Namespace, writes: bool) -> Iterator[Check]:
-    """May this connection do what the scripts do? Tried on a record of the doctor's own, and on an empty slot."""
+    """Check the permissions of this connection with scripts, on a record of the doctor and on an empty slot."""
     link = SyncLink(where.endpoint, 5.0)
     claims, slot = Claims(where.name, None), keys.slot(where.name, SCOPE, 0, 1)
     key = claims.key(SCOPE, new_id().hex())
@@ -149,7 +157,7 @@ def _check_permissions(where: Namespace, writes: bool) -> Iterator[Check]:
     for why, found in refused.items():
         what = ", ".join(found)
         if any(word in why for word in ("NOPERM", "permission", "can't run", "can't access")):
-            yield Check("permissions", "error", f"this connection may not {what}: {why}", _granting(where))
+            yield Check("permissions", "error", f"this connection may not {what}: {why}", _grant_fix(where))
         elif any(word in why for word in ("password", "NOAUTH", "uthentication")):
             yield Check(
                 "login", "error", why, "the user and the password in the URL: redis://user:password@host:6379/0"
@@ -159,7 +167,7 @@ def _check_permissions(where: Namespace, writes: bool) -> Iterator[Check]:
 
 
 def _durable(where: Namespace, found: Sequence[Server]) -> Iterator[Check]:
-    """Is a write as durable as the gates ask? Tried on a record of the doctor's own."""
+    """Check that a write reaches the durability of the gates, on a record of the doctor."""
     if where.durability is None:
         return
     link, claims = SyncLink(where.endpoint, 5.0, where.durability), Claims(where.name, None)
@@ -175,22 +183,22 @@ def _durable(where: Namespace, found: Sequence[Server]) -> Iterator[Check]:
         link.close()
 
 
-def _granting(where: Namespace) -> str:
+def _grant_fix(where: Namespace) -> str:
     what = (
         f"give it the roles it is for: idemgate acl ROLE --namespace {where.name} | redis-cli (which: idemgate acl -h)"
     )
     return f"{what}; or, if it is only to look: idemgate doctor --read-only"
 
 
-def _looked_for(where: Namespace, found: list[Server]) -> tuple[Check, bool]:
+def _check_namespace(where: Namespace, found: list[Server]) -> tuple[Check, bool]:
     try:
-        return _strangers(where, found)
+        return _scan_namespace(where, found)
     except ServerRejected:
         what = "its keys may not be listed (SCAN): other layouts, and clients that listen to expiry are not known"
         return Check("namespace", "skipped", what), False
 
 
-def _strangers(where: Namespace, found: list[Server]) -> tuple[Check, bool]:
+def _scan_namespace(where: Namespace, found: list[Server]) -> tuple[Check, bool]:
     """Find keys of another layout with a bounded scan, and check for listeners to expiring keys."""
     strange: list[str] = []
     looked, whole, listens = 0, True, False

@@ -12,10 +12,10 @@ from importlib.util import find_spec
 
 from idemgate.audit.findings import Finding, Report
 from idemgate.audit.server import Check
-from idemgate.cli.doctor.examine import Namespace, Told
+from idemgate.cli.doctor.examine import Namespace, ServerCheck
 from idemgate.core.text import one_line
 
-__all__ = ["as_json", "as_text", "show"]
+__all__ = ["as_json", "show"]
 
 STYLES = {"ok": "green", "warning": "bold yellow", "error": "bold red", "skipped": "dim"}
 WORDS = {"ok": "ok", "warning": "WARNING", "error": "ERROR", "skipped": "skipped"}
@@ -25,8 +25,8 @@ Line = tuple[str, str]
 """A style and a text."""
 
 
-def as_json(where: Namespace, checks: list[Told], report: Report | None) -> str:
-    """One object; every finding in full."""
+def as_json(where: Namespace, checks: list[ServerCheck], report: Report | None) -> str:
+    """Return one JSON object, with all findings."""
     facts: dict[str, object] = {
         "store": str(where.endpoint),
         "namespace": where.name,
@@ -46,8 +46,8 @@ def _finding(one: Finding) -> dict[str, str]:
     return {name: getattr(one, name) for name in names} | {"mend": one.remedy}
 
 
-def show(where: Namespace, checks: list[Told], report: Report | None) -> None:
-    """On the standard output."""
+def show(where: Namespace, checks: list[ServerCheck], report: Report | None) -> None:
+    """Print the checks and the report on the standard output."""
     lines = [(style, _safe(text)) for style, text in _lines(where, checks, report)]
     if sys.stdout.isatty() and find_spec("rich") is not None:
         from rich.console import Console
@@ -60,18 +60,13 @@ def show(where: Namespace, checks: list[Told], report: Report | None) -> None:
         print("\n".join(text for _, text in lines))
 
 
-def as_text(where: Namespace, checks: list[Told], report: Report | None) -> str:
-    """The whole of it, plain."""
-    return "\n".join(_safe(text) for _, text in _lines(where, checks, report))
-
-
 def _safe(text: str) -> str:
     """Return a line that no name in the store can change or end. Only the layout begins a line with a line end."""
     rest = text.removeprefix("\n")
     return text[: len(text) - len(rest)] + one_line(rest)
 
 
-def _lines(where: Namespace, checks: list[Told], report: Report | None) -> Iterator[Line]:
+def _lines(where: Namespace, checks: list[ServerCheck], report: Report | None) -> Iterator[Line]:
     yield "bold", f"{where.endpoint}, namespace {where.name}"
     many = len({server for server, _ in checks if server}) > 1
     before = ""
@@ -132,7 +127,7 @@ def _kind(kind: str, found: list[Finding]) -> Iterator[Line]:
         yield "dim", f"{'':<11}and {len(found) - SHOWN:,} more; --json has all"
 
 
-def _verdict(checks: list[Told], report: Report | None) -> Line:
+def _verdict(checks: list[ServerCheck], report: Report | None) -> Line:
     found = report.findings if report is not None else ()
     states = [check.state for _, check in checks] + [one.severity for one in found]
     errors, warnings = states.count("error"), states.count("warning")

@@ -7,8 +7,8 @@ These types are restored exactly:
 - aware datetime (with its offset, without the name of its zone), date and timedelta.
 
 A dataclass or pydantic model is stored as the name of its class and the values of its fields, which no serializer has
-changed. It is decoded as the dict of its fields. `restore` (in `core.codec.models`) rebuilds it, if an annotation leads
-to its class. Any other type is rejected before anything is written.
+changed. It is decoded as the dict of its fields. `restore` (`restoring.py`) rebuilds it, if an annotation leads to its
+class. Any other type is rejected before anything is written.
 """
 
 from __future__ import annotations
