@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from idemgate import current
+from tests.waiting import eventually
 
 Counted = Callable[[Awaitable[Any]], Awaitable[tuple[int, int]]]
 
@@ -38,6 +39,18 @@ async def counted(wired: Any, wire: Any) -> Counted:
         return wire.scripts, wire.trips
 
     return count
+
+
+async def sent_at_once(wire: Any, scripts: int, work: Awaitable[Any]) -> Any:
+    """Return the answer to work that sends all its scripts, and no more, without waiting for the first reply."""
+    wire.reset()
+    wire.flowing.clear()
+    task = asyncio.ensure_future(work)
+    await eventually(lambda: wire.scripts >= scripts)
+    wire.flowing.set()
+    answer = await task
+    assert wire.scripts == scripts
+    return answer
 
 
 async def test_two_for_a_new_key_and_one_for_a_duplicate(wired: Any, counted: Counted) -> None:
@@ -70,53 +83,22 @@ async def test_one_for_first(wired: Any, counted: Counted) -> None:
     assert await counted(wired.first("x", "1h")) == (1, 1)
 
 
-async def test_one_for_a_hundred_of_first_many(wired: Any, wire: Any, counted: Counted) -> None:
-    # Given replies that are held back
-    wire.reset()
-    wire.flowing.clear()
-    # When a thousand keys are asked for, a hundred a script, all are sent without waiting for the first reply
-    task = asyncio.create_task(wired.first_many(range(1000), "1h"))
-    while wire.scripts < 10:
-        await asyncio.sleep(0.002)
-    # Then all are answered, and no more was asked
-    wire.flowing.set()
-    assert await task == [True] * 1000
-    assert wire.scripts == 10
+@pytest.mark.usefixtures("counted")
+async def test_one_for_a_hundred_of_first_many(wired: Any, wire: Any) -> None:
+    assert await sent_at_once(wire, 10, wired.first_many(range(1000), "1h")) == [True] * 1000
 
 
 async def test_one_for_a_dedup_id_and_one_a_shard_for_many(wired: Any, wire: Any, counted: Counted) -> None:
     dedup = wired.dedup("s", "1h")
     assert await counted(dedup.add("x")) == (1, 1)
-    # Given replies that are held back, then many keys are asked for in 32 scripts, without waiting for the first reply
-    wire.reset()
-    wire.flowing.clear()
-    task = asyncio.create_task(dedup.add_many(range(1000)))
-    while wire.scripts < 32:
-        await asyncio.sleep(0.002)
-    wire.flowing.set()
-    assert await task == [True] * 1000
-    assert wire.scripts == 32
+    assert await sent_at_once(wire, 32, dedup.add_many(range(1000))) == [True] * 1000
 
 
 async def test_one_to_claim_a_batch_and_one_to_end_it(wired: Any, wire: Any, counted: Counted) -> None:
-    # Given replies that are held back, 200 keys are claimed, a hundred a script, without waiting for the first
-    wire.reset()
-    wire.flowing.clear()
-    task = asyncio.ensure_future(wired.claim_many(range(200)))
-    while wire.scripts < 2:
-        await asyncio.sleep(0.002)
-    wire.flowing.set()
-    claims = await task
+    claims = await sent_at_once(wire, 2, wired.claim_many(range(200)))
     assert {claim.state for claim in claims} == {"started"}
-    # And they are ended in the same way
-    wire.reset()
-    wire.flowing.clear()
-    ending = asyncio.ensure_future(wired.complete_many([(claim, 1) for claim in claims[:150]]))
-    while wire.scripts < 2:
-        await asyncio.sleep(0.002)
-    wire.flowing.set()
-    assert await ending == [True] * 150
-    assert wire.scripts == 2
+    ended = wired.complete_many([(claim, 1) for claim in claims[:150]])
+    assert await sent_at_once(wire, 2, ended) == [True] * 150
     assert (await counted(wired.release_many(claims[150:])))[0] == 1
 
 

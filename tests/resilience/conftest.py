@@ -19,7 +19,7 @@ import pytest
 
 from idemgate import Gate
 from tests.resilience.forking import Zygote
-from tests.resilience.judging import Namespaces
+from tests.resilience.judging import KillCase, Namespaces
 from tests.resilience.servers import Server, library
 
 KILLS = int(os.environ.get("IDEMGATE_KILLS", "0"))
@@ -80,6 +80,24 @@ def zygote() -> Iterator[Zygote]:
     made = Zygote()
     yield made
     made.close()
+
+
+@pytest.fixture
+def case(
+    request: pytest.FixtureRequest, zygote: Zygote, url: str, raw: Any, namespace: str
+) -> Iterator[Callable[[], KillCase]]:
+    """Make a `Case` of the test's module at each call; the former one is audited and closed."""
+    made: list[KillCase] = []
+
+    def make() -> KillCase:
+        while made:
+            made.pop().close()
+        made.append(request.module.Case(zygote, url, raw, namespace))
+        return made[0]
+
+    yield make
+    for one in made:
+        one.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import suppress
 from typing import Any
 
 from idemgate import Gate, StoreUnavailable
 from idemgate.store.nodes import servers
-from idemgate.testing import Event, History, audit
+from idemgate.testing import Clock, Event, History, audit
 
-__all__ = ["Namespaces", "check_sound", "history_of", "over"]
+__all__ = ["KillCase", "Namespaces", "check_sound", "history_of", "over"]
 
 
 class Namespaces:
@@ -69,3 +70,29 @@ def check_sound(gate: Gate, raw: Any) -> None:
     """The store is as it must be, and so is what was run on it."""
     report = audit(gate, history=history_of(raw, gate.namespace).findings())
     assert report.sound, str(report)
+
+
+class KillCase:
+    """A namespace on a test's clock, and the processes of a scene on it, of which some are killed."""
+
+    numbers = itertools.count()
+
+    def __init__(self, zygote: Any, url: str, raw: Any, namespace: str, **order: Any) -> None:
+        self.zygote, self.raw = zygote, raw
+        self.namespace = f"{namespace}-{next(self.numbers)}"
+        self.clock = Clock()
+        self.gate = Gate(url, namespace=self.namespace, clock=self.clock)
+        self.order = {"url": url, "namespace": self.namespace, **order}
+
+    def run_process(self, flavour: str, does: tuple[str, ...], **order: Any) -> dict[str, Any]:
+        """Run a process to its end, on the clock as it is now."""
+        now = self.clock.microseconds() / 1_000_000
+        ended: dict[str, Any] = self.zygote(**self.order, now=now, flavour=flavour, **{"with": does, **order})
+        over(self.raw, self.namespace)
+        return ended
+
+    def close(self) -> None:
+        check_sound(self.gate, self.raw)
+        self.gate.close()
+        for key in self.raw.scan_iter(f"*{self.namespace}*", count=1000):
+            self.raw.delete(key)

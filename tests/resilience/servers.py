@@ -19,10 +19,12 @@ import redis
 from idemgate.store.embedded.server import find_server
 from tests.cluster import unused_ports, wait_for
 
-__all__ = ["DEBUG", "Jumpy", "Server", "everything", "library"]
+__all__ = ["APPEND", "DEBUG", "Jumpy", "Preloaded", "Server", "cut_back", "everything", "library"]
 
 DEBUG = ("--enable-debug-command", "yes") if int(find_server().version.partition(".")[0]) >= 7 else ()
 """Options of a server that is to be asked DEBUG. Before Redis 7.0 everybody may ask it, and the option is unknown."""
+APPEND = ("--appendonly", "yes", "--auto-aof-rewrite-percentage", "0", "--appendfsync")
+"""Options of a server with one append-only file, before the policy of its sync."""
 
 
 class Server:
@@ -89,17 +91,35 @@ class Server:
             self.client.close()
 
 
-class Jumpy(Server):
+class Preloaded(Server):
+    """A server with a library of `library`, which shares one number with the test: `shared`."""
+
+    variable: ClassVar[str]
+    """The environment variable that names the file of the number."""
+
+    def __init__(self, home: Path, library: Path, *options: str) -> None:
+        path = home.parent / self.variable
+        path.write_bytes(bytes(8))
+        super().__init__(
+            home, *options, environment=os.environ | {"LD_PRELOAD": str(library), self.variable: str(path)}
+        )
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 8)
+
+    @property
+    def shared(self) -> int:
+        return int(struct.unpack("l", self._map[:])[0])
+
+    @shared.setter
+    def shared(self, number: int) -> None:
+        self._map[:] = struct.pack("l", number)
+
+
+class Jumpy(Preloaded):
     """`jump(ms)`: from now on its clock is off by so much in all. Skips the test where a server does not take its time
     from the C library."""
 
-    def __init__(self, home: Path, library: Path, *options: str) -> None:
-        offset = home.parent / "offset"
-        offset.write_bytes(bytes(8))
-        surroundings = os.environ | {"LD_PRELOAD": str(library), "CLOCK_FILE": str(offset)}
-        super().__init__(home, *options, environment=surroundings)
-        with offset.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 8)
+    variable = "CLOCK_FILE"
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -112,7 +132,7 @@ class Jumpy(Server):
         return self
 
     def jump(self, milliseconds: int, within: float = 60) -> None:
-        self._map[:] = struct.pack("l", milliseconds)
+        self.shared = milliseconds
         wait_for(lambda: abs(self.client.time()[0] - (time() + milliseconds / 1000)) < 5, within)
 
 
@@ -123,6 +143,14 @@ def library(name: str, folder: Path) -> Path:
         pytest.skip("a C compiler makes the library")
     made, source = folder / f"{name}.so", Path(__file__).with_name(f"{name}.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(source)], check=True)
+    return made
+
+
+def cut_back(home: Path, old: Path, content: bytes) -> Server:
+    """A server on a copy of that directory, whose append-only file ends so."""
+    made = Server(home, *APPEND, "no")
+    shutil.copytree(old, home, dirs_exist_ok=True)
+    made.file.write_bytes(content)
     return made
 
 

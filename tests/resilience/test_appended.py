@@ -17,9 +17,7 @@ import pytest
 from idemgate import Gate
 from idemgate.testing import Clock
 from tests.cluster import wait_for
-from tests.resilience.servers import Server, everything
-
-APPEND = ("--appendonly", "yes", "--auto-aof-rewrite-percentage", "0", "--appendfsync")
+from tests.resilience.servers import APPEND, Server, cut_back, everything
 
 
 def load(gate: Gate, name: int, halt: threading.Event, sure: list[tuple[str, str, int]]) -> None:
@@ -107,7 +105,7 @@ def test_with_fsync_always_nothing_acknowledged_is_lost_when_the_power_fails(
     # When nothing of what came later is on disk
     cuts = drawn.sample(range(1, len(known)), min(len(known) - 1, max(4, kills)))
     for turn, last in enumerate(cuts):
-        with _restored(tmp_path / f"cut{turn}", tmp_path / "data", whole[: known[last][0]]) as again:
+        with cut_back(tmp_path / f"cut{turn}", tmp_path / "data", whole[: known[last][0]]) as again:
             # Then all that was acknowledged until then is there
             wanted = _latest(fact for _, fact in known[: last + 1])
             assert missing(Gate(again.url, namespace=namespace), wanted) == []
@@ -151,7 +149,7 @@ def _lost_with_the_power(home: Path, namespace: str) -> int:
         whole = server.file.read_bytes()
     # When the power fails before the last of it is on disk
     with (
-        _restored(home / "again", home / "data", whole[:synced]) as again,
+        cut_back(home / "again", home / "data", whole[:synced]) as again,
         Gate(again.url, namespace=namespace) as gate,
     ):
         topic = gate.topic("t")
@@ -196,7 +194,7 @@ def test_a_file_cut_at_any_byte_has_each_script_whole_or_not_at_all(
     chosen = offsets if kills >= len(offsets) else drawn.sample(offsets, max(12, kills))
     # When the file ends at any byte
     for turn, offset in enumerate(chosen):
-        with _restored(tmp_path / f"cut{turn}", tmp_path / "data", whole[:offset]) as again:
+        with cut_back(tmp_path / f"cut{turn}", tmp_path / "data", whole[:offset]) as again:
             # Then the server starts, and holds what was there after the last script that is in the file as a whole
             found = everything(again.client)
             before = [state for size, state in steps if size <= offset][-1]
@@ -260,11 +258,3 @@ def _work(gate: Gate, clock: Clock) -> list[Callable[[], object]]:
         lambda: topic.bury(held["later"]),
         topic.dead.delete,
     ]
-
-
-def _restored(home: Path, old: Path, content: bytes) -> Server:
-    """A server on a copy of that directory, whose append-only file ends so."""
-    made = Server(home, *APPEND, "no")
-    shutil.copytree(old, home, dirs_exist_ok=True)
-    made.file.write_bytes(content)
-    return made

@@ -9,7 +9,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from idemgate import Gate, StoreUnavailable
 from idemgate.errors import NotDurable
 from tests.cluster import wait_for
 from tests.replication import pair, watched
+from tests.resilience.counted import CountedWork
 
 
 def test_what_a_failover_lost_may_run_again_with_higher_fences(
@@ -109,32 +109,15 @@ async def test_a_planned_switch_of_sentinels_loses_nothing(
 ) -> None:
     with watched(tmp_path / "s", "shop") as three:
         gate = Gate(three.url, namespace=namespace, timeout="60s")
-        topic, runs, guarded = gate.topic("t", slots=2, lease="60s", merge="append"), Counter[int](), Counter[str]()
-        accepted: list[int] = []
+        work, accepted = CountedWork(gate), list[int]()
         switches = min(max(1, kills // 100), 10)
-
-        @topic.handler
-        async def handle(delivery: Any) -> None:
-            runs.update(delivery.payload)
-
-        @gate.once(key="{key}", scope="charge", lease="60s")
-        def charge(key: str) -> str:
-            guarded[key] += 1
-            return key
-
-        @gate.once(key="{key}", scope="acharge", lease="60s")
-        async def acharge(key: str) -> str:
-            guarded[f"a{key}"] += 1
-            return key
 
         halt = asyncio.Event()
 
         async def produce(part: int) -> None:
             number = part
             while not halt.is_set():
-                await topic.aio.trigger(f"k{number % 20}", number, event_id=number)
-                assert await asyncio.to_thread(charge, f"{number}") == f"{number}"
-                assert await acharge(f"{number}") == f"{number}"
+                await work.do(number)
                 accepted.append(number)
                 number += 4
 
@@ -151,12 +134,12 @@ async def test_a_planned_switch_of_sentinels_loses_nothing(
                 await asyncio.to_thread(wait_for, lambda mark=mark: len(accepted) > mark + 40)
             halt.set()
             await asyncio.wait_for(producing, 120)
-            await asyncio.to_thread(wait_for, lambda: set(accepted) <= runs.keys(), 120)
+            await asyncio.to_thread(wait_for, lambda: set(accepted) <= work.runs.keys(), 120)
         # And nothing is lost, nothing guarded ran twice, no deliveries were lost to others
-        stats = await topic.aio.stats()
+        stats = await work.topic.aio.stats()
         assert stats["accepted"] == len(accepted) == stats["acked_triggers"]
-        assert set(guarded.values()) == {1}
-        assert len(guarded) == 2 * len(accepted)
+        assert set(work.guarded.values()) == {1}
+        assert len(work.guarded) == 2 * len(accepted)
         assert gate.counters["once.completion_lost"] == gate.counters["worker.unsettled"] == 0
         await gate.aio.close()
         gate.close()

@@ -12,18 +12,14 @@ overwrites, and that refuses lower tokens, holds the last of them; it does not p
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
 from typing import Any, NamedTuple
 
 import pytest
 
-from idemgate import Gate
-from idemgate.testing import Clock
-from tests.resilience.judging import check_sound, over
+from tests.resilience.judging import KillCase
 
-START = 1_700_000_000.0
 SIGKILL = "SIGKILL of a guarded function, at every script boundary and at random moments"
 LEASE = 1.2
 """Seconds. Heartbeats come every 0.2 s; it lapses only when the test's clock says so. A process that stood still for
@@ -60,25 +56,14 @@ PLACES = [
 ]
 
 
-class Case:
+class Case(KillCase):
     """One key, the process that dies over it, and the one that recovers."""
 
-    numbers = itertools.count()
-
     def __init__(self, zygote: Any, url: str, raw: Any, namespace: str) -> None:
-        self.zygote, self.raw = zygote, raw
-        self.namespace = f"{namespace}-{next(self.numbers)}"
-        self.clock = Clock(START)
-        self.gate = Gate(url, namespace=self.namespace, clock=self.clock)
-        self.order = {"scene": "guarded", "url": url, "namespace": self.namespace, "key": "k", "lease": LEASE}
+        super().__init__(zygote, url, raw, namespace, scene="guarded", key="k", lease=LEASE, linger=10)
 
     def run(self, flavour: str, does: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
-        now = self.clock.microseconds() / 1_000_000
-        ended: dict[str, Any] = self.zygote(
-            **self.order, now=now, flavour=flavour, **{"with": does, "linger": 10, **more}
-        )
-        over(self.raw, self.namespace)
-        return ended
+        return self.run_process(flavour, does, **more)
 
     @property
     def tokens(self) -> list[int]:
@@ -107,27 +92,6 @@ class Case:
         if "trigger" in does:
             stats = self.gate.topic("mails").stats()
             assert (stats["accepted"], stats.pending) == (1, 1)
-
-    def close(self) -> None:
-        check_sound(self.gate, self.raw)
-        self.gate.close()
-        for key in self.raw.scan_iter(f"*{self.namespace}*", count=1000):
-            self.raw.delete(key)
-
-
-@pytest.fixture
-def case(zygote: Any, url: str, raw: Any, namespace: str) -> Any:
-    made: list[Case] = []
-
-    def make() -> Case:
-        for one in made:
-            one.close()
-        made[:] = [Case(zygote, url, raw, namespace)]
-        return made[0]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])

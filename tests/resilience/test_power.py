@@ -9,11 +9,8 @@ killed the operating system has the rest of it, too, so the file is cut back to 
 from __future__ import annotations
 
 import asyncio
-import mmap
-import os
 import random
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,8 +18,8 @@ import pytest
 
 from idemgate import Gate
 from tests.resilience import servers
-from tests.resilience.servers import Server
-from tests.resilience.test_appended import APPEND, missing
+from tests.resilience.servers import APPEND, Preloaded, cut_back
+from tests.resilience.test_appended import missing
 from tools.reliability import server_of
 
 pytestmark = pytest.mark.usefixtures("has_waitaof")
@@ -30,19 +27,13 @@ pytestmark = pytest.mark.usefixtures("has_waitaof")
 Fact = tuple[str, str, int]
 
 
-class Synced(Server):
+class Synced(Preloaded):
     """`synced()`: so many bytes of its append-only file are on disk for certain."""
 
-    def __init__(self, home: Path, library: Path, *options: str) -> None:
-        disk = home.parent / "disk"
-        disk.write_bytes(bytes(8))
-        surroundings = os.environ | {"LD_PRELOAD": str(library), "DISK_FILE": str(disk)}
-        super().__init__(home, *options, environment=surroundings)
-        with disk.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 8)
+    variable = "DISK_FILE"
 
     def synced(self) -> int:
-        return int(struct.unpack("l", self._map[:])[0])
+        return self.shared
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +104,3 @@ async def worked(gate: Gate, server: Synced, turn: int) -> list[tuple[int, list[
     assert {one.status for one in told} == {"scheduled"}
     facts = [(what, *one) for what in ("done", "triggered") for one in tokens]
     return [*known, (server.synced(), facts)]
-
-
-def cut_back(home: Path, old: Path, content: bytes) -> Server:
-    """A server on a copy of that directory, whose append-only file ends so."""
-    made = Server(home, *APPEND, "no")
-    shutil.copytree(old, home, dirs_exist_ok=True)
-    made.file.write_bytes(content)
-    return made

@@ -7,16 +7,15 @@ What is lost never happened: it may run again, under higher tokens. Nobody crash
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from idemgate import Gate
 from idemgate.testing import audit
 from tests.cluster import wait_for
+from tests.resilience.counted import CountedWork
 from tests.resilience.servers import DEBUG, Server
 
 
@@ -119,38 +118,28 @@ async def test_while_it_is_in_use_nobody_crashes_and_what_is_left_is_sound(
 ) -> None:
     times, each = many(3), 40
     gate = Gate(server.url, namespace=namespace, timeout="60s")
-    topic, runs, guarded = gate.topic("t", slots=2, lease="60s", merge="append"), Counter[int](), Counter[str]()
-
-    @topic.handler
-    async def handle(delivery: Any) -> None:
-        runs.update(delivery.payload)
-
-    @gate.once(key="{key}", scope="charge", lease="60s")
-    def charge(key: str) -> str:
-        guarded[key] += 1
-        return key
+    work = CountedWork(gate)
 
     async def produce(part: int) -> None:
         for number in range(part, part + each):
-            await topic.aio.trigger(f"k{number % 7}", number, event_id=number)
-            assert await asyncio.to_thread(charge, f"{number}") == f"{number}"
+            await work.do(number, keys=7)
 
     async with gate.aio.worker(concurrency=8):
         for turn in range(times):
             # Given producers and a worker, when it happens among them
             producing = asyncio.create_task(produce(turn * each))
-            await asyncio.to_thread(wait_for, lambda turn=turn: guarded.total() > turn * each + each // 2)
+            await asyncio.to_thread(wait_for, lambda turn=turn: work.guarded.total() > 2 * turn * each + each)
             await asyncio.to_thread(server.client.execute_command, *trouble.split())
             # Then they go on by themselves
             await producing
         if trouble == "FLUSHALL":  # And who triggers again is delivered
             for number in range(times * each):
-                await topic.aio.trigger(f"k{number % 7}", number, event_id=number)
-        await asyncio.to_thread(wait_for, lambda: len(runs) == times * each)
-        stats = await topic.aio.stats()
+                await work.topic.aio.trigger(f"k{number % 7}", number, event_id=number)
+        await asyncio.to_thread(wait_for, lambda: len(work.runs) == times * each)
+        stats = await work.topic.aio.stats()
     if trouble == "DEBUG RELOAD":  # And nothing is lost or repeated
         assert (stats["accepted"], stats["acked_triggers"], stats["lapsed"]) == (times * each, times * each, 0)
-        assert set(runs.values()) == set(guarded.values()) == {1}
+        assert set(work.runs.values()) == set(work.guarded.values()) == {1}
     else:  # But that there is such a topic is known again when a program starts
         assert {*audit(gate).by_kind} == {"unregistered"}
         with Gate(server.url, namespace=namespace) as anew:
@@ -159,4 +148,6 @@ async def test_while_it_is_in_use_nobody_crashes_and_what_is_left_is_sound(
     gate.close()
     sound(gate)
     promises = {"DEBUG RELOAD": "P2 P7", "FLUSHALL": ""}[trouble]
-    record_fault(f"server: {trouble} in use", times, promises=promises, handled_twice=runs.total() - len(runs))
+    record_fault(
+        f"server: {trouble} in use", times, promises=promises, handled_twice=work.runs.total() - len(work.runs)
+    )

@@ -23,6 +23,7 @@ from idemgate import Gate, StoreUnavailable
 from idemgate.errors import ServerRejected
 from idemgate.testing import Clock, audit
 from tests.cluster import wait_for
+from tests.resilience.counted import CountedWork
 from tests.resilience.servers import DEBUG, Server, everything
 
 
@@ -83,41 +84,25 @@ async def test_under_trouble_nothing_is_lost_or_done_twice(
     record_fault: Callable[..., None],
 ) -> None:
     gate = Gate(server.url, namespace=namespace, timeout="60s")
-    topic, runs, guarded = gate.topic("t", slots=2, lease="60s", merge="append"), Counter[int](), Counter[str]()
-    least, times, numbers = max(150, kills), min(max(2, kills // 10), 30), itertools.count()
-
-    @topic.handler
-    async def handle(delivery: Any) -> None:
-        runs.update(delivery.payload)
-
-    @gate.once(key="{key}", scope="charge", lease="60s")
-    def charge(key: str) -> str:
-        guarded[key] += 1
-        return key
-
-    @gate.once(key="{key}", scope="acharge", lease="60s")
-    async def acharge(key: str) -> str:
-        guarded[f"a{key}"] += 1
-        return key
+    work, numbers = CountedWork(gate), itertools.count()
+    least, times = max(150, kills), min(max(2, kills // 10), 30)
 
     async def produce() -> None:
         """Until the trouble has come often enough."""
         while (number := next(numbers)) < least or came["times"] < times:
-            await topic.aio.trigger(f"k{number % 20}", number, event_id=number)
-            assert await asyncio.to_thread(charge, f"{number}") == f"{number}"
-            assert await acharge(f"{number}") == f"{number}"
+            await work.do(number)
 
     every, does = TROUBLES[trouble]
     async with gate.aio.worker(concurrency=8):
         with troubled(lambda: does(server, drawn), every) as came:
             await asyncio.gather(*(produce() for _ in range(3)))
-        most = len(guarded) // 2
-        await asyncio.to_thread(wait_for, lambda: len(runs) == most)
+        most = len(work.guarded) // 2
+        await asyncio.to_thread(wait_for, lambda: len(work.runs) == most)
     # Then each was accepted and acknowledged once, and ran once: no lease was lost
-    stats = await topic.aio.stats()
+    stats = await work.topic.aio.stats()
     assert (stats["accepted"], stats["acked_triggers"], stats["lapsed"]) == (most, most, 0)
-    assert set(runs.values()) == set(guarded.values()) == {1}
-    assert len(guarded) == 2 * most >= 2 * least
+    assert set(work.runs.values()) == set(work.guarded.values()) == {1}
+    assert len(work.guarded) == 2 * most >= 2 * least
     assert gate.counters["once.completion_lost"] == gate.counters["worker.unsettled"] == 0
     await gate.aio.close()
     gate.close()

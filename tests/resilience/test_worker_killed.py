@@ -16,11 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from idemgate import Gate
-from idemgate.testing import Clock
-from tests.resilience.judging import check_sound, history_of, over
+from tests.resilience.judging import KillCase, history_of
 
-START = 1_700_000_000.0
 SIGKILL = "SIGKILL of a worker, at every script boundary, in its handlers and at random moments"
 LEASE = 0.06
 """Seconds. Heartbeats come every 10 ms; it lapses only when the test's clock says so."""
@@ -55,19 +52,13 @@ PLACES = [
 ]
 
 
-class Case:
+class Case(KillCase):
     """A topic with some work, and the processes that do it, of which some die."""
 
-    numbers = itertools.count()
-
     def __init__(self, zygote: Any, url: str, raw: Any, namespace: str) -> None:
-        self.zygote, self.raw = zygote, raw
-        self.namespace = f"{namespace}-w{next(self.numbers)}"
-        self.clock = Clock(START)
-        self.gate = Gate(url, namespace=self.namespace, clock=self.clock)
+        super().__init__(zygote, url, raw, namespace, scene="work", lease=LEASE, linger=0.03)
         self.topic = self.gate.topic("t", merge="append", slots=2, lease=LEASE, max_attempts=17, backoff=0)
         self.follow = self.gate.topic("follow")
-        self.order = {"scene": "work", "url": url, "namespace": self.namespace, "lease": LEASE, "linger": 0.03}
         self.sent: dict[str, list[int]] = defaultdict(list)
 
     def trigger(self, *keys: str) -> None:
@@ -78,10 +69,7 @@ class Case:
 
     def run(self, flavour: str, does: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
         """A process on the clock as it is now; afterwards a lease (of `LEASE`) that it still had is over."""
-        now = self.clock.microseconds() / 1_000_000
-        shape = {"concurrency": 3, "prefetch": 2, "max_attempts": 17, **more}
-        ended: dict[str, Any] = self.zygote(**self.order, now=now, flavour=flavour, **{"with": does, **shape})
-        over(self.raw, self.namespace)
+        ended = self.run_process(flavour, does, **{"concurrency": 3, "prefetch": 2, "max_attempts": 17, **more})
         self.clock.advance(LEASE)
         return ended
 
@@ -124,27 +112,6 @@ class Case:
                 assert after > before or not set(had) & set(has) or set(has) - set(had), (key, starts)
         if "trigger" in does:  # however often a handler ran, what it triggered counts once
             assert self.follow.stats()["accepted"] == len(self.sent)
-
-    def close(self) -> None:
-        check_sound(self.gate, self.raw)
-        self.gate.close()
-        for key in self.raw.scan_iter(f"*{self.namespace}*", count=1000):
-            self.raw.delete(key)
-
-
-@pytest.fixture
-def case(zygote: Any, url: str, raw: Any, namespace: str) -> Any:
-    made: list[Case] = []
-
-    def make() -> Case:
-        for one in made:
-            one.close()
-        made[:] = [Case(zygote, url, raw, namespace)]
-        return made[0]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])

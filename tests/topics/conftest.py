@@ -11,6 +11,12 @@ import pytest
 from idemgate.testing import Clock
 
 
+def scripts_run(raw: Any) -> int:
+    """Return how many scripts the server has run."""
+    found = raw.info("commandstats")
+    return sum(found[name]["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in found)
+
+
 @pytest.fixture
 def at(clock: Clock) -> Callable[[float], datetime]:
     """`at(60)`: the moment a minute after the start of the test."""

@@ -15,6 +15,7 @@ from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Delivery, Forward, Taken
 from idemgate.topics.triggers import _expand
 from tests.for_each import for_each
+from tests.topics.conftest import scripts_run
 
 Dumps = Callable[[], dict[bytes, bytes]]
 LARGE = "x" * 50_000
@@ -326,12 +327,6 @@ async def test_a_large_message_with_a_corrupt_header_is_refused(
 
 
 # -- what a call meets ------------------------------------------------------------------------------------------------
-
-
-def scripts_run(raw: Any) -> int:
-    """How many scripts the server has run."""
-    found = raw.info("commandstats")
-    return sum(found[name]["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in found)
 
 
 def codes(gate: Gate, call: Call[Any]) -> list[int]:

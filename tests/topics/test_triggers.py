@@ -14,6 +14,7 @@ from idemgate import Gate, InvalidArgument, Trigger, append
 from idemgate.core import keys
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
+from tests.topics.conftest import scripts_run
 
 At = Callable[[float], datetime]
 
@@ -240,11 +241,6 @@ async def test_all_are_checked_before_any_is_sent(face: Any, everything: Any) ->
     assert everything() == {}
 
 
-def _scripts_run(raw: Any) -> int:
-    found = raw.info("commandstats")
-    return sum(found[name]["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in found)
-
-
 @pytest.mark.parametrize(
     ("triggers", "slots", "expected"), [(100, 1, 1), (128, 1, 1), (129, 1, 2), (500, 1, 4), (100, 2, 2)]
 )
@@ -255,52 +251,52 @@ async def test_a_batch_is_one_script_call_for_each_slot_and_128(
     topic = face.topic("t", slots=slots)
     await topic.trigger_many([(n, None) for n in range(20)])
     assert await topic.ack(await topic.take(20))
-    before = _scripts_run(raw)
+    before = scripts_run(raw)
     # When many triggers are put in
     assert len(await topic.trigger_many([(n, None) for n in range(triggers)])) == triggers
     # Then the server ran this many scripts, and no more
-    assert _scripts_run(raw) - before == expected
+    assert scripts_run(raw) - before == expected
     # And what was taken is acked in one for each slot, too
     taken = await topic.take(100)
-    before = _scripts_run(raw)
+    before = scripts_run(raw)
     await topic.ack(taken)
-    assert _scripts_run(raw) - before == len({one.slot for one in taken})
+    assert scripts_run(raw) - before == len({one.slot for one in taken})
 
 
 async def test_what_takes_a_script_longer_goes_fewer_at_a_time(face: Any, raw: Any) -> None:
     topic = face.topic("t")
     await topic.trigger_many([(n, None) for n in range(3)])
     await topic.ack(await topic.take(3))
-    before = _scripts_run(raw)
+    before = scripts_run(raw)
     # When triggers ask for more than a time, then 40 go at once
     await topic.trigger_many([Trigger(n, event_id=n) for n in range(41)])
-    assert _scripts_run(raw) - before == 2
+    assert scripts_run(raw) - before == 2
     # And of deliveries that are not just done, 32
     taken = await topic.take(41)
-    before = _scripts_run(raw)
+    before = scripts_run(raw)
     assert await topic.nack(taken[:33]) == ["ok"] * 33
-    assert _scripts_run(raw) - before == 2
+    assert scripts_run(raw) - before == 2
 
 
 async def test_one_trigger_is_one_script_call(face: Any, raw: Any) -> None:
     topic = face.topic("t", window="60s")
     await topic.trigger("k")
-    before = _scripts_run(raw)
+    before = scripts_run(raw)
     await topic.trigger("k", event_id="e", version=3, delay="1s")
-    assert _scripts_run(raw) - before == 1
+    assert scripts_run(raw) - before == 1
 
 
 async def test_triggers_of_one_tick_share_a_script_call(gate: Gate, raw: Any) -> None:
     # Given a topic that is open
     topic = gate.aio.topic("t", merge="count", window="60s")
     await topic.trigger("k")
-    before = _scripts_run(raw)
+    before = scripts_run(raw)
     # When a hundred tasks trigger at once, and one of them is bad
     receipts = await asyncio.gather(*(topic.trigger(f"k{n % 10}") for n in range(100)), return_exceptions=True)
     with pytest.raises(InvalidArgument):
         await topic.trigger("")
     # Then each has its own receipt, and the server ran one script
-    assert _scripts_run(raw) - before == 1
+    assert scripts_run(raw) - before == 1
     assert [receipt.status for receipt in receipts] == ["scheduled"] * 10 + ["merged"] * 90
     assert (await topic.stats()).counters["accepted"] == 101
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -52,6 +54,39 @@ async def replicas(entry: str, namespace: str) -> AsyncIterator[Callable[..., li
     for gate in made:
         await gate.aio.close()
         gate.close()
+
+
+KILLED = """
+import sys, time
+from idemgate import Gate
+
+url, namespace = sys.argv[1:]
+gate = Gate(url, namespace=namespace)
+
+@gate.{register}
+@gate.once(key="{{{key}}}", scope="killed", lease="400ms")
+def handle(entry):
+    print("started", flush=True)
+    time.sleep(60)
+
+gate.run()
+"""
+
+
+@pytest.fixture
+def run_and_kill(url: str, namespace: str) -> Callable[[str, str], None]:
+    """`run_and_kill(register, key)`: kill a process while its guarded callback runs for an entry."""
+
+    def run(register: str, key: str) -> None:
+        command = [sys.executable, "-c", KILLED.format(register=register, key=key), url, namespace]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "started\n"
+            finally:
+                process.kill()
+
+    return run
 
 
 @pytest.fixture

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -251,38 +248,10 @@ async def test_what_a_vanished_consumer_took_is_reclaimed(one: Gate, jobs: Queue
     assert jobs.settled()
 
 
-KILLED = """
-import sys, time
-from idemgate import Gate
-from idemgate.subscribers import ListEntry
-
-url, namespace, name = sys.argv[1:]
-gate = Gate(url, namespace=namespace)
-
-@gate.consume_list(name, reclaim="400ms")
-@gate.once(key="{entry.data}", scope="killed", lease="400ms")
-def handle(entry: ListEntry) -> None:
-    print("started", flush=True)
-    time.sleep(60)
-
-gate.run()
-"""
-
-
-@pytest.fixture
-def doomed(url: str, namespace: str, jobs: Queue) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", KILLED, url, namespace, jobs.name]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.kill()
-
-
-async def test_a_killed_process_leaves_nothing_behind(one: Gate, jobs: Queue, doomed: subprocess.Popen[str]) -> None:
+async def test_a_killed_process_leaves_nothing_behind(one: Gate, jobs: Queue, run_and_kill: Any) -> None:
     # Given a process that was killed while it handled an entry
-    assert doomed.stdout is not None
     jobs.push("7")
-    assert await asyncio.to_thread(doomed.stdout.readline) == "started\n"
-    doomed.kill()
+    await asyncio.to_thread(run_and_kill, f'consume_list({jobs.name!r}, reclaim="400ms")', "entry.data")
     got: list[ListEntry] = []
 
     @one.consume_list(jobs.name, reclaim=SOON)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -276,38 +273,10 @@ async def test_what_a_vanished_consumer_took_is_reclaimed(one: Gate, stream: Log
     assert one.counters["stream.reclaimed"] == 2
 
 
-KILLED = """
-import sys, time
-from idemgate import Gate
-from idemgate.subscribers import Entry
-
-url, namespace = sys.argv[1:]
-gate = Gate(url, namespace=namespace)
-
-@gate.stream(namespace, group="billing")
-@gate.once(key="{entry.id}", scope="killed", lease="400ms")
-def handle(entry: Entry) -> None:
-    print("started", flush=True)
-    time.sleep(60)
-
-gate.run()
-"""
-
-
-@pytest.fixture
-def doomed(url: str, stream: Log) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", KILLED, url, stream.name]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.kill()
-
-
-async def test_a_killed_process_leaves_nothing_behind(one: Gate, stream: Log, doomed: subprocess.Popen[str]) -> None:
+async def test_a_killed_process_leaves_nothing_behind(one: Gate, stream: Log, run_and_kill: Any) -> None:
     # Given a process that was killed while it handled an entry
-    assert doomed.stdout is not None
     number = stream.add(n=1).decode()
-    assert await asyncio.to_thread(doomed.stdout.readline) == "started\n"
-    doomed.kill()
+    await asyncio.to_thread(run_and_kill, f'stream({stream.name!r}, group="billing")', "entry.id")
     got: list[Entry] = []
 
     @one.stream(stream.name, group="billing", reclaim=SOON)

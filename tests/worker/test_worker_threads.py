@@ -8,10 +8,11 @@ from typing import Any
 
 from idemgate import Gate
 from idemgate.core.thread_pool import ThreadPool
+from idemgate.topics.topic import Topic
 
 
-async def test_what_comes_later_does_not_wait_behind_what_runs(gate: Gate, eventually: Any) -> None:
-    # Given a blocking handler that runs, and will until another one has
+def slow_topic(gate: Gate) -> tuple[Topic, threading.Event, list[str]]:
+    """Return a topic, the event for which the handlers of its slow keys wait, and the keys that were started."""
     topic, go, seen = gate.topic("t"), threading.Event(), list[str]()
 
     @topic.handler
@@ -19,6 +20,13 @@ async def test_what_comes_later_does_not_wait_behind_what_runs(gate: Gate, event
         seen.append(delivery.key)
         if delivery.key.startswith("slow"):
             go.wait(60)
+
+    return topic, go, seen
+
+
+async def test_what_comes_later_does_not_wait_behind_what_runs(gate: Gate, eventually: Any) -> None:
+    # Given a blocking handler that runs, and will until another one has
+    topic, go, seen = slow_topic(gate)
 
     async with gate.aio.worker(concurrency=4):
         for number, key in enumerate(["slow-1", "slow-2", "slow-3", "quick"], 1):
@@ -32,13 +40,7 @@ async def test_what_comes_later_does_not_wait_behind_what_runs(gate: Gate, event
 
 async def test_what_is_slow_after_much_that_was_quick_holds_nothing_up(gate: Gate, eventually: Any) -> None:
     # Given a thousand quick ones, so that one thread is enough
-    topic, go, seen = gate.topic("t"), threading.Event(), list[str]()
-
-    @topic.handler
-    def handle(delivery: Any) -> None:
-        seen.append(delivery.key)
-        if delivery.key.startswith("slow"):
-            go.wait(60)
+    topic, go, seen = slow_topic(gate)
 
     async with gate.aio.worker(concurrency=4):
         await topic.aio.trigger_many([(f"k{n}", n) for n in range(1000)])

@@ -80,29 +80,23 @@ async def test_an_async_session_is_committed_with_the_row(gate: Gate, postgres_u
     assert shop.credits() == ["p1", "p2"]
 
 
-async def test_a_session_in_a_with_block_is_committed_too(gate: Gate, shop: SQLAlchemy) -> None:
+@pytest.mark.parametrize("kind", [SQLAlchemy, AsyncSQLAlchemy])
+async def test_a_session_in_a_with_block_is_committed_too(
+    gate: Gate, postgres_url: str, kind: type[SQLAlchemy]
+) -> None:
+    shop = kind(postgres_url)
     inbox = await shop.create()
 
-    @gate.once(key="{key}", scope="pay", sink=inbox)
-    def pay(key: str) -> str:
-        with inbox.session() as session:
-            session.add(Effect(key=key))
+    async def add(_: Any, key: str) -> str:
+        if shop.awaiting:
+            async with inbox.session() as session:
+                session.add(Effect(key=key))
+        else:
+            with inbox.session() as session:
+                session.add(Effect(key=key))
         return key
 
-    assert [pay("p1"), pay("p1")] == ["p1", "p1"]
-    assert shop.credits() == ["p1"]
-
-
-async def test_an_async_session_in_a_with_block_is_committed_too(gate: Gate, postgres_url: str) -> None:
-    shop = AsyncSQLAlchemy(postgres_url)
-    inbox = await shop.create()
-
-    @gate.once(key="{key}", scope="pay", sink=inbox)
-    async def pay(key: str) -> str:
-        async with inbox.session() as session:
-            session.add(Effect(key=key))
-        return key
-
+    pay = shop.decorate(gate, inbox, add)
     assert [await pay("p1"), await pay("p1")] == ["p1", "p1"]
     assert shop.credits() == ["p1"]
 
