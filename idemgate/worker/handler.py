@@ -93,12 +93,8 @@ class DeliveryExecution(Execution):
         return self._context.namespace, "topic", self._delivery.raw_key
 
     @property
-    def attempt(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def attempt(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._delivery.attempt
-
-    @attempt.setter
-    def attempt(self, _: int) -> None:
-        """Ignore the value: the attempt belongs to the delivery."""
 
     @property
     def lease_lost(self) -> bool:
