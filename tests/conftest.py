@@ -188,6 +188,15 @@ async def gate(
         raw.flushdb()
 
 
+@pytest.fixture
+async def small(entry: str, namespace: str, clock: Clock) -> AsyncIterator[Gate]:
+    """A gate of the same namespace that decodes 1,000 bytes at most."""
+    made = Gate(entry, namespace=namespace, clock=clock, max_bytes=1_000)
+    yield made
+    await made.aio.close()
+    made.close()
+
+
 @pytest.fixture(params=["blocking", "awaiting"])
 def face(request: pytest.FixtureRequest, gate: Gate) -> Face:
     """The gate through one of its faces; every method is awaited, in both flavours."""

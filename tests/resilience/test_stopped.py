@@ -27,6 +27,15 @@ def program(text: str, *words: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def ask(process: subprocess.Popen[str], line: str) -> str:
+    """Return the next line that a program prints after it read this one."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
 def claimed(gate: Gate, key: str) -> Any:
     """The claim of a key whose owner has ended or lost its lease."""
 
@@ -60,13 +69,9 @@ def test_an_owner_that_was_stopped_beyond_its_lease_writes_nothing(
 ) -> None:
     n = min(many(2), 300)
     with Gate(url, namespace=namespace) as gate, program(ZOMBIE, url, namespace) as zombie:
-        assert zombie.stdin is not None
-        assert zombie.stdout is not None
         for number in range(n):
             # Given an owner that is stopped in the middle of its work
-            zombie.stdin.write(f"k{number}\n")
-            zombie.stdin.flush()
-            assert zombie.stdout.readline() == "running\n"
+            assert ask(zombie, f"k{number}") == "running\n"
             zombie.send_signal(signal.SIGSTOP)
             # When its lease has lapsed, and another owner did the work
             taken = claimed(gate, f"k{number}")
@@ -74,12 +79,9 @@ def test_an_owner_that_was_stopped_beyond_its_lease_writes_nothing(
             assert taken.complete("ours")
             # And it goes on
             zombie.send_signal(signal.SIGCONT)
-            zombie.stdin.write("go on\n")
-            zombie.stdin.flush()
             # Then it raises LeaseLost, and has written nothing
-            assert zombie.stdout.readline() == f"{number + 1} 0\n"
+            assert ask(zombie, "go on") == f"{number + 1} 0\n"
             assert gate.claim(f"k{number}", scope="s").result == "ours"
-        zombie.stdin.close()
     record_fault("SIGSTOP beyond the lease, then SIGCONT", n, promises="P3 P5 P15", stale_writes=0, told=n)
 
 
@@ -109,20 +111,16 @@ def test_a_heartbeat_that_was_starved_says_so_before_anything_is_completed(
 ) -> None:
     n = min(many(1), 50)
     with Gate(url, namespace=namespace) as gate, program(STARVED, url, namespace) as starved:
-        assert starved.stdin is not None
         assert starved.stdout is not None
         for number in range(n):
             # Given a run whose C code holds the GIL for longer than its lease
-            starved.stdin.write(f"k{number}\n")
-            starved.stdin.flush()
-            assert starved.stdout.readline() == "running\n"
+            assert ask(starved, f"k{number}") == "running\n"
             # When another owner took over
             taken = claimed(gate, f"k{number}")
             # Then its heartbeat says so while it still runs, and nothing is completed
             assert starved.stdout.readline() == f"True {number + 1}\n"
             assert starved.stdout.readline() == "0\n"
             assert taken.complete("ours")
-        starved.stdin.close()
     record_fault("heartbeat starved by code that holds the GIL", n, promises="P3 P5 P15", stale_writes=0, told=n)
 
 

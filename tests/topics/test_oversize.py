@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,15 +13,6 @@ from idemgate.topics.merge import NAMES
 from tests.conftest import Face
 
 LARGE = "x" * 2_000
-
-
-@pytest.fixture
-async def small(entry: str, namespace: str, clock: Clock) -> AsyncIterator[Gate]:
-    """A gate of the same namespace that decodes 1,000 bytes at most."""
-    made = Gate(entry, namespace=namespace, clock=clock, max_bytes=1_000)
-    yield made
-    await made.aio.close()
-    made.close()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,15 +11,6 @@ from idemgate import Gate
 from idemgate.testing import Clock
 
 LARGE = "x" * 2_000
-
-
-@pytest.fixture
-async def small(entry: str, namespace: str, clock: Clock) -> AsyncIterator[Gate]:
-    """A gate of the same namespace that decodes 1,000 bytes at most."""
-    made = Gate(entry, namespace=namespace, clock=clock, max_bytes=1_000)
-    yield made
-    await made.aio.close()
-    made.close()
 
 
 @pytest.mark.parametrize("awaiting", [False, True])

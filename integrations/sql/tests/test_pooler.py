@@ -70,41 +70,46 @@ def pooled_url(postgres_url: str) -> Iterator[str]:
         shutil.rmtree(home)
 
 
+async def check_payments(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    """Check that key, result and effect of payments that run at once commit together, and that two that fail do not."""
+    await _await(inbox.create_tables())
+    failures = {"p03", "p11"}
+
+    async def body(db: Handle, key: str) -> str:
+        await db.credit(key)
+        if key in failures:
+            failures.remove(key)
+            raise ZeroDivisionError
+        return key
+
+    pay = flavour.decorate(gate, inbox, body)
+    keys = [f"p{number:02}" for number in range(40)]
+    # When they run at once, so that each statement is executed more often than psycopg prepares it
+    first: Any = await asyncio.gather(*map(pay, keys), return_exceptions=True)
+    # Then what raised is rolled back, with its row, and the others are committed
+    failed = {key for key, value in zip(keys, first, strict=True) if isinstance(value, ZeroDivisionError)}
+    assert failed == {"p03", "p11"}
+    assert [value for value in first if not isinstance(value, ZeroDivisionError)] == sorted({*keys} - failed)
+    assert flavour.credits() == sorted({*keys} - failed)
+    # And the rows answer when Redis has lost the keys
+    for key in keys:
+        forget(gate, key)
+    assert await asyncio.gather(*map(pay, keys)) == keys
+    assert flavour.credits() == keys
+    assert gate.counters["once.sink_replayed"] == len(keys) - len(failed)
+
+
 @pytest.mark.parametrize("flavour_of", [Psycopg, AsyncPsycopg])
 async def test_key_result_and_effect_commit_together_behind_a_pooler(
     gate: Gate, postgres_url: str, pooled_url: str, flavour_of: type[Flavour]
 ) -> None:
     # Given more connections of clients than of the server
-    flavour, failures = flavour_of(postgres_url), {"p03", "p11"}
+    flavour = flavour_of(postgres_url)
     kind = AsyncConnectionPool if flavour.awaiting else ConnectionPool
     pool: Any = kind(pooled_url, min_size=4, max_size=4, open=False, kwargs=DIRECT)
     await _await(pool.open())
     try:
-        inbox: Any = (psycopg.AsyncInbox if flavour.awaiting else psycopg.Inbox)(pool)
-        await _await(inbox.create_tables())
-
-        async def body(db: Handle, key: str) -> str:
-            await db.credit(key)
-            if key in failures:
-                failures.remove(key)
-                raise ZeroDivisionError
-            return key
-
-        pay = flavour.decorate(gate, inbox, body)
-        keys = [f"p{number:02}" for number in range(40)]
-        # When they run at once, so that each statement is executed more often than psycopg prepares it
-        first = await asyncio.gather(*map(pay, keys), return_exceptions=True)  # type: ignore[arg-type]
-        # Then what raised is rolled back, with its row, and the others are committed
-        failed = {key for key, value in zip(keys, first, strict=True) if isinstance(value, ZeroDivisionError)}
-        assert failed == {"p03", "p11"}
-        assert [value for value in first if not isinstance(value, ZeroDivisionError)] == sorted({*keys} - failed)
-        assert flavour.credits() == sorted({*keys} - failed)
-        # And the rows answer when Redis has lost the keys
-        for key in keys:
-            forget(gate, key)
-        assert await asyncio.gather(*map(pay, keys)) == keys
-        assert flavour.credits() == keys
-        assert gate.counters["once.sink_replayed"] == len(keys) - len(failed)
+        await check_payments(gate, flavour, (psycopg.AsyncInbox if flavour.awaiting else psycopg.Inbox)(pool))
     finally:
         await _await(pool.close())
 
@@ -119,32 +124,11 @@ UNNAMED: dict[str, Any] = {
 
 async def test_asyncpg_behind_a_pooler(gate: Gate, postgres_url: str, pooled_url: str) -> None:
     # Given more connections of clients than of the server
-    flavour, failures = AsyncSQLAlchemy(postgres_url), {"p03", "p11"}
     engine = create_async_engine(
         pooled_url.replace("postgresql://", "postgresql+asyncpg://"), pool_size=4, connect_args=UNNAMED
     )
     try:
-        inbox = sqlalchemy.AsyncInbox(engine)
-        await inbox.create_tables()
-
-        async def body(db: Handle, key: str) -> str:
-            await db.credit(key)
-            if key in failures:
-                failures.remove(key)
-                raise ZeroDivisionError
-            return key
-
-        pay = flavour.decorate(gate, inbox, body)
-        keys = [f"p{number:02}" for number in range(40)]
-        # When they run at once, and again when Redis has lost the keys
-        first = await asyncio.gather(*map(pay, keys), return_exceptions=True)
-        assert [repr(value) for value in first if isinstance(value, BaseException)] == ["ZeroDivisionError()"] * 2
-        for key in keys:
-            forget(gate, key)
-        assert await asyncio.gather(*map(pay, keys)) == keys
-        # Then each has had its effect once
-        assert flavour.credits() == keys
-        assert gate.counters["once.sink_replayed"] == len(keys) - 2
+        await check_payments(gate, AsyncSQLAlchemy(postgres_url), sqlalchemy.AsyncInbox(engine))
     finally:
         await engine.dispose()
 
