@@ -147,6 +147,7 @@ class Model:
         due: int | None = None
         if receipt is None and self._is_full(key):
             receipt = "dropped"
+            self.counters["dropped_full"] += 1
         if receipt is None:
             self.counters["accepted"] += 1
             serial = self.counters["accepted"]
@@ -168,10 +169,12 @@ class Model:
             return "duplicate"
         newest = self._recall("version", key)
         if version is not None and newest is not None and version < newest:
+            self.counters["dropped_version"] += 1
             return "dropped"
         if self.rules.leading and self._recall("door", key) is not None and not self._is_undone(key):
             if self.rules.quiet:
                 self.memo["door", key] = (1, self.now + self.rules.quiet)
+            self.counters["dropped_window"] += 1
             return "dropped"
         return None
 

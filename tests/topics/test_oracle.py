@@ -186,7 +186,7 @@ async def test_every_policy_by_itself(
     assert max(one.count for one in found) >= APPEND_CAP
     assert (accepted < SLICE) == (merge == "append")
     dropped = SLICE - accepted
-    await _conserved(topic, accepted, len(expected), dropped=dropped, items_dropped=dropped)
+    await _conserved(topic, accepted, len(expected), dropped=dropped, dropped_full=dropped, items_dropped=dropped)
 
 
 def test_the_oracle_by_hand() -> None:

@@ -118,6 +118,39 @@ async def test_a_version_is_remembered_beyond_its_delivery(face: Any, clock: Clo
     assert (await topic.trigger("k")).accepted
 
 
+# -- what is not accepted ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in one call", "one by one"])
+@pytest.mark.parametrize(
+    ("options", "triggers", "counted"),
+    [
+        ({}, [Trigger("k", 1, version=2), Trigger("k", 1, version=1), Trigger("k", 1, version=0)], "dropped_version"),
+        ({"window": "1m", "edge": "leading"}, [Trigger("k", 1)] * 3, "dropped_window"),
+        ({"merge": append(1)}, [Trigger("k", 1), Trigger("k", 2), Trigger("k", 3)], "dropped_full"),
+        ({}, [Trigger("k", 1, event_id="e")] * 3, "duplicate"),
+    ],
+)
+async def test_what_is_not_accepted_is_counted_by_its_reason(
+    face: Any, conserved: Any, together: bool, options: dict[str, Any], triggers: list[Trigger], counted: str
+) -> None:
+    topic = face.topic("t", slots=4, **options)
+    # When the second and the third trigger of a key are not accepted
+    if together:
+        await topic.trigger_many(triggers)
+    else:
+        for one in triggers:
+            await topic.trigger_many([one])
+    # Then the topic counts them by the reason, and the dropped ones in total
+    total = {} if counted == "duplicate" else {"dropped": 2}
+    items = {"items_dropped": 2} if counted == "dropped_full" else {}
+    assert dict((await topic.stats()).counters) == {"accepted": 1, counted: 2, **total, **items}
+    await conserved(topic, ["k"])
+    # And the counts stay when the slots change
+    await topic.reshard(1)
+    assert (await topic.stats())[counted] == 2
+
+
 # -- in flight --------------------------------------------------------------------------------------------------------
 
 

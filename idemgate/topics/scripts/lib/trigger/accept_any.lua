@@ -117,7 +117,7 @@ local function accept_any(t)
   if problem then
     return { "foreign", now_ms, problem }
   end
-  local old_earliest, accepted, done, replied = earliest_due(K), 0, {}, {}
+  local old_earliest, accepted, done, replied = earliest_due(K), 0, call.done, {}
 
   -- The first write is one that is refused when the server is out of memory: all or nothing.
   redis.call("HSET", K.meta, "v", "2", "accepted", digits(t.last_serial))

@@ -43,13 +43,14 @@ end
 -- Check for a duplicate event, an outdated version or a closed window. A stored fact names its group, because the
 -- group decides its slot after a reshard.
 local function check_dedup(call, key, options)
-  local p, now_ms = call.p, call.now_ms
+  local p, now_ms, done = call.p, call.now_ms, call.done
   if is_known_event(call, options) then
     return "duplicate"
   end
   if options.version ~= "" then
     local held = get_fact(call, "v" .. key)
     if held and tonumber(options.version) < tonumber(string.match(held, "^[^ ]+")) then
+      done.dropped_version = (done.dropped_version or 0) + 1
       return "dropped"
     end
   end
@@ -57,6 +58,7 @@ local function check_dedup(call, key, options)
     if p.quiet then
       set_fact(call, "k" .. key, options.group, now_ms + p.quiet)
     end
+    done.dropped_window = (done.dropped_window or 0) + 1
     return "dropped"
   end
 end

@@ -80,6 +80,7 @@ local function merge_trigger(call, key, old, options, acc)
   local m, lost = merge_messages(p.merge, old, new, true)
   call.lost = call.lost + lost
   if not m then
+    call.done.dropped_full = (call.done.dropped_full or 0) + 1
     return "dropped", call.now_ms
   elseif failed then
     restart_attempts(p.merge, m)
