@@ -40,6 +40,7 @@ else:
 __all__ = [
     "BaseTopic",
     "Cancelled",
+    "CheckInput",
     "Delivered",
     "Deliveries",
     "Rescheduled",
@@ -54,9 +55,15 @@ __all__ = [
 
 log = logging.getLogger("idemgate.topic")
 R = TypeVar("R")
+CheckInput = Callable[[TopicCalls], object]
+"""A function that builds a call, to raise InvalidArgument for invalid input before a topic is created."""
 Cancelled = Literal["cancelled", "in_flight", "absent"]
 Rescheduled = Literal["rescheduled", "in_flight", "absent"]
 Deliveries = Delivery[Any] | Sequence[Delivery[Any]]
+
+
+def _accept(_calls: TopicCalls) -> None:
+    """Accept any input."""
 
 
 class TopicDefinition:
@@ -225,22 +232,27 @@ class TopicDefinition:
         if self.handler is None and self.forward is None and not self.recurring:
             self.unregister()
 
-    def open_call(self) -> Call[Any]:
-        """Build the call that opens the topic."""
-        if self.plain:
-            return stored_policy(self.context.namespace, self.context.clock, self.name)
+    def open_call(self, check: CheckInput = _accept) -> Call[Any]:
+        """Build the call that opens the topic. For a plain topic it reads the stored policy and writes nothing.
+
+        Any other topic is created by the call, so `check` raises InvalidArgument before it.
+        """
         context = self.context
+        if self.plain:
+            return stored_policy(context.namespace, context.clock, self.name)
+        check(self.build_calls())
         return open_topic(context.namespace, context.clock, self.name, self.declared)
 
-    def apply_open_reply(self, reply: Any) -> bool:
+    def apply_open_reply(self, reply: Any, check: CheckInput = _accept) -> bool:
         """Apply the reply of `open_call`. Return False if the topic has to be opened once more.
 
-        That happens for a plain topic that does not exist yet. It also happens if the number of slots was changed
-        since this program was written. Raises PolicyChanged.
+        That happens for a plain topic that does not exist yet, if `check` accepts the input. It also happens if the
+        number of slots was changed since this program was written. Raises PolicyChanged.
         """
         # The kind of the reply decides, because `plain` may have changed while the call was under way.
         if not isinstance(reply, OpenReply):
             if reply is None:
+                check(self.build_calls())
                 self.plain = False
                 return False
             self.declared = from_stored(reply, self.declared)
@@ -317,6 +329,8 @@ class BaseTopic(Generic[Sent, Delivered]):
         """
         definition = self.definition
         calls = definition.calls or definition.build_calls()
+        if calls is not definition.calls and definition.plain:
+            calls = calls.for_policy(replace(calls.policy, priority=True), calls.policy.slots)
         calls.pack_trigger(trigger)
         clock = definition.context.clock
         now = time.time() if clock is None else clock.microseconds() / 1_000_000

@@ -17,6 +17,7 @@ from idemgate.topics.dead_letters import DeadLetters
 from idemgate.topics.definition import (
     BaseTopic,
     Cancelled,
+    CheckInput,
     Delivered,
     Deliveries,
     Rescheduled,
@@ -67,18 +68,19 @@ class Topic(BaseTopic[Sent, Delivered]):
         Raises:
             PolicyChanged: The stored policy of the same revision differs.
         """
+        return self.definition.calls or self._open()
+
+    def _open(self, *check: CheckInput) -> TopicCalls:
+        """Open the topic as `open` does. Before that creates it, the input is checked: invalid input writes nothing."""
         definition = self.definition
         while definition.calls is None:
-            definition.apply_open_reply(definition.context.link.run(definition.open_call()))
+            reply = definition.context.link.run(definition.open_call(*check))
+            definition.apply_open_reply(reply, *check)
         return definition.calls
 
     def run(self, build: Callable[[TopicCalls], Call[T]]) -> T:
         """Run one call. It is built before the topic is created, so that invalid input writes nothing."""
-        calls = self.definition.calls
-        if calls is None:
-            build(self.definition.build_calls())
-            calls = self.open()
-        return self.definition.context.link.run(build(calls))
+        return self.definition.context.link.run(build(self.definition.calls or self._open(build)))
 
     def trigger(
         self,
@@ -491,17 +493,11 @@ class Topic(BaseTopic[Sent, Delivered]):
 
     def _add_event_ids(self, triggers: list[Trigger], execution: Execution) -> list[Trigger]:
         """Add event ids to the triggers of a guarded run. This opens the topic, because its stored policy decides."""
-        if self.definition.calls is None:
-            self.definition.build_calls().trigger_many(triggers)  # invalid input must write nothing
-        merge = self.open().policy.merge
-        return add_event_ids(triggers, execution, self.name, merge)
+        calls = self.definition.calls or self._open(lambda calls: calls.trigger_many(triggers))
+        return add_event_ids(triggers, execution, self.name, calls.policy.merge)
 
     def _run_all(self, build: Callable[[TopicCalls], Batch[T]]) -> T:
-        calls = self.definition.calls
-        if calls is None:
-            build(self.definition.build_calls())
-            calls = self.open()
-        return self.definition.context.link.run_all(build(calls))
+        return self.definition.context.link.run_all(build(self.definition.calls or self._open(build)))
 
     def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> SettleOutcome | list[SettleOutcome]:
         return match_outcomes(deliveries, self._run_all(lambda calls: calls.settle_many(settlements)))

@@ -19,6 +19,7 @@ from idemgate.topics.dead_letters import AioDeadLetters
 from idemgate.topics.definition import (
     BaseTopic,
     Cancelled,
+    CheckInput,
     Delivered,
     Deliveries,
     Rescheduled,
@@ -67,18 +68,19 @@ class AioTopic(BaseTopic[Sent, Delivered]):
 
     async def open(self) -> TopicCalls:
         """Create the topic, or check its policy, once. See `Topic.open`."""
+        return self.definition.calls or await self._open()
+
+    async def _open(self, *check: CheckInput) -> TopicCalls:
+        """Open the topic as `open` does. See `Topic._open`."""
         definition = self.definition
         while definition.calls is None:
-            definition.apply_open_reply(await definition.context.aio_link.run(definition.open_call()))
+            reply = await definition.context.aio_link.run(definition.open_call(*check))
+            definition.apply_open_reply(reply, *check)
         return definition.calls
 
     async def run(self, build: Callable[[TopicCalls], Call[T]]) -> T:
         """Run one call. See `Topic.run`."""
-        calls = self.definition.calls
-        if calls is None:
-            build(self.definition.build_calls())
-            calls = await self.open()
-        return await self.definition.context.aio_link.run(build(calls))
+        return await self.definition.context.aio_link.run(build(self.definition.calls or await self._open(build)))
 
     async def trigger(
         self,
@@ -101,10 +103,7 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         )
         if event_id is None and (execution := current_claim()) is not None:
             (trigger,) = await self._add_event_ids([trigger], execution)
-        calls = self.definition.calls
-        if calls is None:
-            self.definition.build_calls().pack_trigger(trigger)
-            calls = await self.open()
+        calls = self.definition.calls or await self._open(lambda calls: calls.pack_trigger(trigger))
         return await self._coalescer().add(calls, calls.pack_trigger(trigger))
 
     async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, Sent]]) -> list[Receipt]:
@@ -291,17 +290,11 @@ class AioTopic(BaseTopic[Sent, Delivered]):
 
     async def _add_event_ids(self, triggers: list[Trigger], execution: Execution) -> list[Trigger]:
         """Add event ids to the triggers of a guarded run. This opens the topic, because its stored policy decides."""
-        if self.definition.calls is None:
-            self.definition.build_calls().trigger_many(triggers)  # invalid input must write nothing
-        merge = (await self.open()).policy.merge
-        return add_event_ids(triggers, execution, self.name, merge)
+        calls = self.definition.calls or await self._open(lambda calls: calls.trigger_many(triggers))
+        return add_event_ids(triggers, execution, self.name, calls.policy.merge)
 
     async def _run_all(self, build: Callable[[TopicCalls], Batch[T]]) -> T:
-        calls = self.definition.calls
-        if calls is None:
-            build(self.definition.build_calls())
-            calls = await self.open()
-        return await self.definition.context.aio_link.run_all(build(calls))
+        return await self.definition.context.aio_link.run_all(build(self.definition.calls or await self._open(build)))
 
     async def _settle(
         self, deliveries: Deliveries, settlements: list[Settlement]

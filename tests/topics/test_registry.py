@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -14,6 +14,7 @@ from idemgate.cli import main
 from idemgate.core.calls import run_plan
 from idemgate.errors import DecodeError, TopicInUse, UnexpectedData
 from idemgate.testing import Clock
+from idemgate.topics.definition import TopicDefinition
 from idemgate.topics.registry import find_entry
 from idemgate.topics.reshard import _begin, _purge, plan_delete, plan_reshard
 from idemgate.types import DeletedTopic
@@ -382,3 +383,75 @@ async def test_only_active_topics_are_listed_on_request(face: Face) -> None:
     await paused.pause()
     assert [one.name for one in await face.stored_topics()] == ["dead", "empty", "paused", "pending"]
     assert [one.name for one in await face.stored_topics(active=True)] == ["dead", "paused", "pending"]
+
+
+# -- a topic without options ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["trigger", "trigger_many", "inside a guarded run"])
+async def test_a_topic_without_options_checks_its_first_trigger_by_the_stored_policy(
+    face: Face, other: Gate, how: str
+) -> None:
+    # Given a topic with priorities that merges numbers
+    await face.topic("t", priority=True, merge="sum", slots=4).open()
+    # When another program that declares no options triggers it
+    theirs = Face(other, face.awaiting)
+    topic = theirs.topic("t")
+
+    async def send(payload: object) -> None:
+        if how == "trigger":
+            await topic.trigger("k", payload, priority=5)
+        elif how == "trigger_many":
+            await topic.trigger_many([Trigger("k", payload, priority=5)])
+        elif face.awaiting:
+            async with other.aio.claim("run", scope="s"):
+                await topic.trigger("k", payload, priority=5)
+        else:
+            with other.claim("run", scope="s"):
+                other.topic("t").trigger("k", payload, priority=5)
+
+    # Then a payload that the stored policy cannot merge is refused, and one that it merges is accepted
+    with pytest.raises(InvalidArgument, match="payload"):
+        await send("text")
+    await send(2)
+    pending = (await topic.peek("k")).pending
+    assert (pending.payload, pending.priority) == (2, 5)
+
+
+async def test_invalid_input_for_a_topic_that_does_not_exist_creates_nothing(face: Face, other: Gate) -> None:
+    # Given a topic without options that is not stored
+    topic = face.topic("t")
+    for invalid in ({"priority": 5}, {"delay": "soon"}, {"version": "1"}):
+        with pytest.raises(InvalidArgument, match=next(iter(invalid))):
+            await topic.trigger("k", **invalid)
+    assert await face.stored_topics() == []
+    # When another program creates it with a policy
+    await Face(other, face.awaiting).topic("t", priority=True).open()
+    # Then the first trigger that is accepted there uses that policy
+    assert (await topic.trigger("k", priority=5)).status == "scheduled"
+
+
+async def test_a_topic_with_options_is_opened_in_one_round_trip(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    original = TopicDefinition.open_call
+
+    def open_call(self: TopicDefinition, *check: Any) -> Any:
+        made = original(self, *check)
+        opened.append(made.script.name)
+        return made
+
+    monkeypatch.setattr(TopicDefinition, "open_call", open_call)
+    await face.topic("said", window="1s").trigger("k")
+    await face.topic("stored", slots=2).open()
+    assert opened == ["topics/open", "topics/open"]
+
+
+def test_a_packed_trigger_of_a_topic_without_options_may_have_a_priority(gate: Gate) -> None:
+    # Given a topic without options whose stored policy this program has not read
+    topic = gate.topic("t")
+    packed = topic.pack_trigger(Trigger("k", 1, priority=5))
+    assert topic.unpack_trigger(packed).priority == 5
+    # But what no policy accepts is refused
+    with pytest.raises(InvalidArgument, match="priority"):
+        topic.pack_trigger(Trigger("k", 1, priority=cast(Any, "high")))
+    assert gate.stored_topics() == []
