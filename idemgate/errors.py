@@ -111,7 +111,25 @@ def _can_pickle(value: object) -> bool:
 
 
 class IdemgateError(Portable):
-    """The base class of all errors of this library."""
+    """The base class of all errors of this library.
+
+    Attributes:
+        subject: for a call of a topic: the topic, the key as text, and the number of further keys of the call.
+    """
+
+    subject: tuple[str, str, int] | None = None
+
+    def __str__(self) -> str:
+        if self.subject is None:
+            return super().__str__()
+        topic, key, more = self.subject
+        return f"{super().__str__()} (topic {topic!r}, key {_short_repr(key)}{f' and {more} more' if more else ''})"
+
+    def name_subject(self, topic: str, key: object, more: int = 0) -> None:
+        """Set `subject`, unless a function that knows more than the caller has set it."""
+        if self.subject is None:
+            shown = key if isinstance(key, str) else _short_repr(key)
+            self.subject = topic, key.decode(errors="backslashreplace") if isinstance(key, bytes) else shown, more
 
 
 # -- errors of the caller ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, raw
 from idemgate.core.scopes import mark_registered
 from idemgate.core.validation import MOST, check_function, check_parameters
-from idemgate.errors import DecodeError, InvalidArgument, PolicyChanged
+from idemgate.errors import DecodeError, IdemgateError, InvalidArgument, PolicyChanged
 from idemgate.guard.current import Execution
 from idemgate.store.context import Context
 from idemgate.topics.deliveries import Settlement, nack_items
@@ -49,6 +49,7 @@ __all__ = [
     "add_event_ids",
     "check_count",
     "match_outcomes",
+    "name_first",
     "note_extension",
     "to_deliveries",
 ]
@@ -520,6 +521,12 @@ def match_outcomes(deliveries: Deliveries, outcomes: list[str]) -> SettleOutcome
     return checked[0] if isinstance(deliveries, Delivery) else checked
 
 
+def name_first(error: IdemgateError, topic: str, triggers: Sequence[Trigger]) -> None:
+    """Name the topic and the first of these triggers in an error about all of them."""
+    if triggers:
+        error.name_subject(topic, triggers[0].key, len(triggers) - 1)
+
+
 def add_event_ids(triggers: list[Trigger], execution: Execution, topic: str, merge: Merge) -> list[Trigger]:
     """Return the triggers of a guarded run with event ids, if the merge policy counts copies. A given `event_id` stays.
 
@@ -531,11 +538,14 @@ def add_event_ids(triggers: list[Trigger], execution: Execution, topic: str, mer
     if not merge.counts_copies:
         return triggers
     return [
-        trigger
-        if trigger.event_id is not None
-        else replace(
-            trigger,
-            event_id=execution.next_event_id(topic, raw(trigger.key), digest(trigger.payload, name="payload")),
-        )
-        for trigger in triggers
+        trigger if trigger.event_id is not None else _add_event_id(trigger, execution, topic) for trigger in triggers
     ]
+
+
+def _add_event_id(trigger: Trigger, execution: Execution, topic: str) -> Trigger:
+    try:
+        event_id = execution.next_event_id(topic, raw(trigger.key), digest(trigger.payload, name="payload"))
+    except InvalidArgument as error:
+        error.name_subject(topic, trigger.key)
+        raise
+    return replace(trigger, event_id=event_id)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast, overload
 from idemgate.core.calls import MAX_ENTRIES, Batch, Call, run_plan
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
-from idemgate.errors import StoreError
+from idemgate.errors import IdemgateError, StoreError
 from idemgate.guard.current import Execution, current_claim
 from idemgate.store.context import Context
 from idemgate.topics.dead_letters import DeadLetters
@@ -26,6 +26,7 @@ from idemgate.topics.definition import (
     add_event_ids,
     check_count,
     match_outcomes,
+    name_first,
     note_extension,
     to_deliveries,
 )
@@ -82,6 +83,14 @@ class Topic(BaseTopic[Sent, Delivered]):
         """Run one call. It is built before the topic is created, so that invalid input writes nothing."""
         return self.definition.context.link.run(build(self.definition.calls or self._open(build)))
 
+    def _run_for(self, key: Key, build: Callable[[TopicCalls], Call[T]]) -> T:
+        """Run one call about a key. Errors name the key."""
+        try:
+            return self.run(build)
+        except IdemgateError as error:
+            error.name_subject(self.name, key)
+            raise
+
     def trigger(
         self,
         key: Key,
@@ -121,9 +130,13 @@ class Topic(BaseTopic[Sent, Delivered]):
         trigger = Trigger(
             key, payload, priority=priority, group=group, delay=delay, at=at, version=version, event_id=event_id
         )
-        if event_id is None and (execution := current_claim()) is not None:
-            (trigger,) = self._add_event_ids([trigger], execution)
-        return self.run(lambda calls: calls.trigger(trigger))
+        try:
+            if event_id is None and (execution := current_claim()) is not None:
+                (trigger,) = self._add_event_ids([trigger], execution)
+            return self.run(lambda calls: calls.trigger(trigger))
+        except IdemgateError as error:
+            error.name_subject(self.name, key)
+            raise
 
     def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, Sent]]) -> list[Receipt]:
         """Send many triggers, in order.
@@ -143,9 +156,13 @@ class Topic(BaseTopic[Sent, Delivered]):
             StoreUnavailable: Some triggers may not have been accepted.
         """
         checked = to_triggers(triggers)
-        if (execution := current_claim()) is not None:
-            checked = self._add_event_ids(checked, execution)
-        return self._run_all(lambda calls: calls.trigger_many(checked))
+        try:
+            if (execution := current_claim()) is not None:
+                checked = self._add_event_ids(checked, execution)
+            return self._run_all(lambda calls: calls.trigger_many(checked))
+        except IdemgateError as error:
+            name_first(error, self.name, checked)
+            raise
 
     def result(self, receipt: Receipt, timeout: Duration = "30s") -> Any:
         """Wait for the end of the delivery that carries a trigger, and return what its handler returned.
@@ -377,7 +394,7 @@ class Topic(BaseTopic[Sent, Delivered]):
             "cancelled": no delivery starts after this. "in_flight": one may be running; it is not retried, and the
             message pending behind it was removed. "absent": there was no message.
         """
-        return cast(Cancelled, self.run(lambda calls: calls.cancel(key, group)))
+        return cast(Cancelled, self._run_for(key, lambda calls: calls.cancel(key, group)))
 
     def reschedule(
         self, key: Key, *, at: datetime | None = None, delay: Duration | None = None, group: Key | None = None
@@ -397,7 +414,8 @@ class Topic(BaseTopic[Sent, Delivered]):
             InvalidArgument: Neither or both of `at` and `delay` were given.
         """
         return cast(
-            Rescheduled, self.run(lambda calls: calls.reschedule(Trigger(key, at=at, delay=delay, group=group)))
+            Rescheduled,
+            self._run_for(key, lambda calls: calls.reschedule(Trigger(key, at=at, delay=delay, group=group))),
         )
 
     def flush(self, key: Key | None = None, *, group: Key | None = None) -> int:
@@ -414,7 +432,7 @@ class Topic(BaseTopic[Sent, Delivered]):
             The number of messages moved. It may be too low while the topic is being resharded.
         """
         if key is not None:
-            return self.run(lambda calls: calls.flush(key, group))
+            return self._run_for(key, lambda calls: calls.flush(key, group))
         moved, calls = 0, self.open()
         waiting = [calls.flush_slot(slot) for slot in range(calls.policy.slots)]
         while waiting:
@@ -433,7 +451,7 @@ class Topic(BaseTopic[Sent, Delivered]):
 
     def peek(self, key: Key, *, group: Key | None = None) -> Peek:
         """Return the state of a key: its pending message and its delivery. Changes nothing; one round trip."""
-        return self.run(lambda calls: calls.peek(key, group))
+        return self._run_for(key, lambda calls: calls.peek(key, group))
 
     def stats(self) -> Stats:
         """Return message counts and counters. One script call per slot, all in one round trip."""

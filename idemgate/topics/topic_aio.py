@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
@@ -13,7 +14,7 @@ from idemgate.core.calls import MAX_ENTRIES, Batch, Call, run_plan_async
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
 from idemgate.core.waits import wait_for_wakeup
-from idemgate.errors import StoreError
+from idemgate.errors import IdemgateError, StoreError
 from idemgate.guard.current import Execution, current_claim
 from idemgate.topics.dead_letters import AioDeadLetters
 from idemgate.topics.definition import (
@@ -28,6 +29,7 @@ from idemgate.topics.definition import (
     add_event_ids,
     check_count,
     match_outcomes,
+    name_first,
     note_extension,
     to_deliveries,
 )
@@ -82,6 +84,14 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         """Run one call. See `Topic.run`."""
         return await self.definition.context.aio_link.run(build(self.definition.calls or await self._open(build)))
 
+    async def _run_for(self, key: Key, build: Callable[[TopicCalls], Call[T]]) -> T:
+        """Run one call about a key. Errors name the key."""
+        try:
+            return await self.run(build)
+        except IdemgateError as error:
+            error.name_subject(self.name, key)
+            raise
+
     async def trigger(
         self,
         key: Key,
@@ -101,17 +111,25 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         trigger = Trigger(
             key, payload, priority=priority, group=group, delay=delay, at=at, version=version, event_id=event_id
         )
-        if event_id is None and (execution := current_claim()) is not None:
-            (trigger,) = await self._add_event_ids([trigger], execution)
-        calls = self.definition.calls or await self._open(lambda calls: calls.pack_trigger(trigger))
-        return await self._coalescer().add(calls, calls.pack_trigger(trigger))
+        try:
+            if event_id is None and (execution := current_claim()) is not None:
+                (trigger,) = await self._add_event_ids([trigger], execution)
+            calls = self.definition.calls or await self._open(lambda calls: calls.pack_trigger(trigger))
+            return await self._coalescer().add(calls, calls.pack_trigger(trigger))
+        except IdemgateError as error:
+            error.name_subject(self.name, key)
+            raise
 
     async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, Sent]]) -> list[Receipt]:
         """Send many triggers, in order. See `Topic.trigger_many`."""
         checked = to_triggers(triggers)
-        if (execution := current_claim()) is not None:
-            checked = await self._add_event_ids(checked, execution)
-        return await self._run_all(lambda calls: calls.trigger_many(checked))
+        try:
+            if (execution := current_claim()) is not None:
+                checked = await self._add_event_ids(checked, execution)
+            return await self._run_all(lambda calls: calls.trigger_many(checked))
+        except IdemgateError as error:
+            name_first(error, self.name, checked)
+            raise
 
     async def result(self, receipt: Receipt, timeout: Duration = "30s") -> Any:  # noqa: ASYNC109 - as for `Topic`
         """Wait for the end of a delivery and return what its handler returned. See `Topic.result`."""
@@ -227,20 +245,21 @@ class AioTopic(BaseTopic[Sent, Delivered]):
 
     async def cancel(self, key: Key, *, group: Key | None = None) -> Cancelled:
         """Cancel the message of a key. See `Topic.cancel`."""
-        return cast(Cancelled, await self.run(lambda calls: calls.cancel(key, group)))
+        return cast(Cancelled, await self._run_for(key, lambda calls: calls.cancel(key, group)))
 
     async def reschedule(
         self, key: Key, *, at: datetime | None = None, delay: Duration | None = None, group: Key | None = None
     ) -> Rescheduled:
         """Move the pending message of a key to another time. See `Topic.reschedule`."""
         return cast(
-            Rescheduled, await self.run(lambda calls: calls.reschedule(Trigger(key, at=at, delay=delay, group=group)))
+            Rescheduled,
+            await self._run_for(key, lambda calls: calls.reschedule(Trigger(key, at=at, delay=delay, group=group))),
         )
 
     async def flush(self, key: Key | None = None, *, group: Key | None = None) -> int:
         """Make pending messages due now. See `Topic.flush`."""
         if key is not None:
-            return await self.run(lambda calls: calls.flush(key, group))
+            return await self._run_for(key, lambda calls: calls.flush(key, group))
         moved, calls = 0, await self.open()
         waiting = [calls.flush_slot(slot) for slot in range(calls.policy.slots)]
         while waiting:
@@ -259,7 +278,7 @@ class AioTopic(BaseTopic[Sent, Delivered]):
 
     async def peek(self, key: Key, *, group: Key | None = None) -> Peek:
         """Return the state of a key. See `Topic.peek`."""
-        return await self.run(lambda calls: calls.peek(key, group))
+        return await self._run_for(key, lambda calls: calls.peek(key, group))
 
     async def stats(self) -> Stats:
         """Return message counts and counters. See `Topic.stats`."""
@@ -363,4 +382,5 @@ class _TriggerCoalescer:
 def _fail(entries: list[_Waiting], error: Exception) -> None:
     for _, future in entries:
         if not future.done():
-            future.set_exception(error)
+            # Each task names its own key in a copy.
+            future.set_exception(copy(error) if isinstance(error, IdemgateError) else error)

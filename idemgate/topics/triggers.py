@@ -130,14 +130,18 @@ class TriggerCalls(BaseCalls):
         raise Incomplete(Batch(calls, lambda answers: receipts + flatten(answers)))
 
     def pack_trigger(self, trigger: Trigger) -> PackedTrigger:
-        """Check a trigger and pack it for the script. Raises InvalidArgument."""
-        key, group, options = keys.raw(trigger.key), trigger.group, pack_time(trigger)
-        if not (trigger.priority is group is trigger.version is trigger.event_id is None):
-            options = self._pack_options(trigger, options)
-        acc = self.policy.merge.lift(trigger.payload, self.codec)
-        if self.check is not None:
-            self.check(self.policy.merge, acc, trigger.payload)
-        return key, options, acc, key if group is None else keys.raw(group)
+        """Check a trigger and pack it for the script. Raises InvalidArgument, which names the key."""
+        try:
+            key, group, options = keys.raw(trigger.key), trigger.group, pack_time(trigger)
+            if not (trigger.priority is group is trigger.version is trigger.event_id is None):
+                options = self._pack_options(trigger, options)
+            acc = self.policy.merge.lift(trigger.payload, self.codec)
+            if self.check is not None:
+                self.check(self.policy.merge, acc, trigger.payload)
+            return key, options, acc, key if group is None else keys.raw(group)
+        except InvalidArgument as error:
+            error.name_subject(self.name, trigger.key)
+            raise
 
     def _pack_options(self, trigger: Trigger, time: bytes) -> bytes:
         """Return all options of a trigger in the format of `scripts/lib/trigger/accept_any.lua`."""
