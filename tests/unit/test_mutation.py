@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from idemgate import lua
+from idemgate.lua.checked import checked_script, with_check
+from idemgate.store.resp import pack_command
 from tools.mutation import __main__ as mutation
 from tools.mutation import edits, judging, operators, tracing
 
@@ -97,6 +99,19 @@ def test_the_place_of_a_line_is_no_other_branch() -> None:
         for number, line in enumerate(lines, 1):
             code = line.partition("--")[0].strip()
             assert code != "else" or number + 1 in statements or lines[number].lstrip().startswith("--"), (file, number)
+
+
+def test_a_changed_script_still_checks_the_rights_of_its_user() -> None:
+    # Given a script whose text is another one in a fork
+    def work() -> list[bool]:
+        judging._replace({"guard/release": f"{lua.source('guard/release')}-- changed\n"})
+        changed = lua.script("guard/release")
+        checked = with_check(pack_command((b"EVALSHA", changed.sha, 1, b"key")))
+        return [changed.text.endswith(b"-- changed\n"), checked_script("guard/release").sha in checked]
+
+    # When a user with a name sends it, then the variant that checks rights is sent, which is made of the changed text
+    assert checked_script("guard/release").sha != lua.script("guard/release").sha
+    assert dict(judging._answers([("fork", work, 60.0)], 1)) == {"fork": [True, True]}
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ import pytest
 import redis
 
 from idemgate import lua
+from idemgate.lua.checked import checked_script
 from idemgate.store.embedded.server import ENVIRONMENT, find_server, start
 from tools.mutation.operators import Mutant, files
 from tools.mutation.tracing import Log, marked, place, wrapped
@@ -136,6 +137,8 @@ def _replace(sources: Mapping[str, str], whole: Callable[[str], str] = str) -> N
         known = lua.script(name)
         changed = lua.Script(name, whole(lua.expand(name)))
         known.text, known.sha = changed.text, changed.sha
+        lua._names[changed.sha] = name  # by which `checked_script` finds it
+    checked_script.cache_clear()
 
 
 def _texts(source: str) -> Iterator[tuple[Any, str, str]]:
