@@ -10,14 +10,13 @@ from typing import Protocol, Self
 
 from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.text import event_log, one_line
+from idemgate.core.text import event_log
 from idemgate.core.validation import check_int
 from idemgate.core.waits import wait_for_wakeup, wait_until_done, wait_within
-from idemgate.errors import InvalidArgument, ServerRejected, StoreError
-from idemgate.store.context import Context, HasContext
+from idemgate.errors import InvalidArgument, ServerRejected
+from idemgate.store.context import HasContext
 from idemgate.store.retry import is_out_of_memory
 from idemgate.store.shielded import finish_despite_cancel
-from idemgate.topics.registry import stored_topics_async
 from idemgate.topics.topic import Topic
 from idemgate.worker.consumer import InFlight, TopicConsumer
 from idemgate.worker.coordinator import MembershipOption, SlotCoordinator, resolve_membership
@@ -26,12 +25,13 @@ from idemgate.worker.forwarder import Forwarder
 from idemgate.worker.loop import DeliveryLoop, StoreOutage, repeat
 from idemgate.worker.places import MAX_HOLD, Places
 from idemgate.worker.poller import PolicyFollower, Poller
+from idemgate.worker.unserved import UnservedTopics
 
 __all__ = ["Worker"]
 
 log = event_log("idemgate.worker")
 MAX_SHOWN = 10
-"""Handlers or topics that the text of a log record names. Its fields have all of them."""
+"""Handlers that the text of a log record names. Its fields have all of them."""
 CLEANUP_SECONDS = 1.0
 """Seconds after the grace time for cancelled handlers to end, and for their deliveries to be settled."""
 
@@ -174,6 +174,7 @@ class Worker:
         self._pollers: list[Poller] = []
         self._consumers = []
         self._background: list[Forwarder | CronScheduler | PolicyFollower] = []
+        self._unserved = UnservedTopics(self.context, self._topics)
         self._coordinator: SlotCoordinator | None = None
         self._places = Places(self.concurrency, self._prefetch)
         self._loop = DeliveryLoop(self._places, self.concurrency, self._stop_event, self._release_slots)
@@ -228,7 +229,7 @@ class Worker:
         unwatch = self._watch_clock()
         settle_loop = asyncio.create_task(self._loop.settle_until_drained())
         loops = list(self._start_loops())
-        unserved = asyncio.create_task(warn_about_unserved(self.context, self._topics))
+        unserved = asyncio.create_task(self._unserved.run())
         log.info("worker.started", extra={"topics": list(self._names), "concurrency": self.concurrency})
         if started is not None and not started.done():
             started.set_result(None)
@@ -275,7 +276,7 @@ class Worker:
 
     def _wake_all(self) -> None:
         self._clock_moved.set()
-        for source in (*self._consumers, *self._background):
+        for source in (*self._consumers, *self._background, self._unserved):
             source.wake.set()
 
     def _watch_clock(self) -> Callable[[], object]:
@@ -395,24 +396,3 @@ def select_topics(gate_topics: Mapping[str, Topic], names: Sequence[str]) -> tup
             "topics", names, "no topic of this gate has a handler", "Register one: @gate.topic(...).handler"
         )
     return tuple(dict.fromkeys(names)) or tuple(sorted(workable))
-
-
-async def warn_about_unserved(context: Context, topics: Mapping[str, Topic]) -> None:
-    """Log the stored topics with pending messages for which this program has no handler and no forward target.
-
-    Another program may serve them. Often a program has other names for its topics than the one that triggers them. It
-    takes one round trip, and one more if the store has such topics. Store errors are ignored: the worker reports them.
-    """
-    served = {name for name, topic in topics.items() if topic.definition.handler or topic.definition.forward}
-    try:
-        found = await stored_topics_async(context, without=served)
-    except StoreError:
-        return
-    waiting = {topic.name: topic.stats.pending for topic in found if topic.stats.pending}
-    if waiting:
-        shown = ", ".join(f"{one_line(name)} ({pending})" for name, pending in [*waiting.items()][:MAX_SHOWN])
-        more = f" and {len(waiting) - MAX_SHOWN} more" if len(waiting) > MAX_SHOWN else ""
-        log.warning(
-            "worker.unserved topics=%s%s: their messages wait, and this program has no handler for them. Register one, "
-            "run the program that has it, or delete them: idemgate topics", shown, more, extra={"waiting": waiting},
-        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A worker says at its start which stored topics wait for a handler that its program does not have."""
+"""A worker names the stored topics whose messages wait for a handler that its program does not have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
-from idemgate.worker import worker as worker_module
+from idemgate.testing import Clock
+from idemgate.worker import unserved
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -46,7 +47,7 @@ async def test_a_long_list_is_cut(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_module, "MAX_SHOWN", 2)
+    monkeypatch.setattr(unserved, "MAX_SHOWN", 2)
     (program,) = replicas(1)
     for name in "abc":
         program.topic(name, window="1h").trigger("k")
@@ -70,3 +71,77 @@ async def test_a_store_that_cannot_tell_is_no_obstacle(
         await eventually(lambda: handled == ["k"])
     assert warnings(caplog) == []
     raw.hdel(f"ig2:{{{program.namespace}:topics}}", "broken")
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each look that ended."""
+    ended: list[None] = []
+    original = unserved.UnservedTopics._look
+
+    async def look(self: unserved.UnservedTopics, is_first: bool) -> None:
+        await original(self, is_first)
+        ended.append(None)
+
+    monkeypatch.setattr(unserved.UnservedTopics, "_look", look)
+    return ended
+
+
+async def test_a_topic_that_no_program_serves_is_named_while_the_worker_runs(
+    gate: Gate, url: str, clock: Clock, eventually: Any, looks: list[None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def look_again(seconds: float = 30) -> int:
+        """Let the worker look once more; return how often it has warned."""
+        before = len(looks)
+        clock.advance(seconds)
+        await eventually(lambda: len(looks) > before)
+        return len(warnings(caplog))
+
+    gate.topic("own").handler(lambda delivery: None)
+    with Gate(url, namespace=gate.namespace, clock=clock) as other:
+        mail, later = other.topic("mail"), other.topic("later", window="1h")
+        async with gate.aio.worker():
+            await eventually(lambda: looks)
+            # Given messages that came after the start; those of one topic are not due
+            mail.trigger("k")
+            later.trigger("k")
+            # When nobody takes them for half a minute, then the topic is named once
+            assert await look_again() == 0
+            assert await look_again() == 1
+            assert vars(warnings(caplog)[0])["waiting"] == {"mail": 1}
+            assert await look_again() == 1
+            # When another program serves it, then it is not named, also while a handler runs for long
+            (taken,) = mail.take()
+            assert await look_again() == 1
+            mail.ack(taken)
+            mail.trigger("a")
+            mail.trigger("b")
+            (held,) = mail.take()
+            assert [await look_again(), await look_again(), await look_again()] == [1, 1, 1]
+            # When that program is gone, then it is named again
+            assert await look_again(300) == 2
+            mail.ack(held)
+            # A paused topic waits on purpose
+            mail.pause()
+            assert [await look_again(), await look_again()] == [2, 2]
+            mail.resume()
+            # When the other messages are due, then their topic is named too
+            clock.advance("1h")
+            assert await look_again() >= 2
+            await look_again()
+            assert {name for record in warnings(caplog) for name in vars(record)["waiting"]} == {"mail", "later"}
+    assert gate.counters["worker.unserved"] == len(warnings(caplog))
+
+
+async def test_a_topic_is_named_once_at_the_start(
+    gate: Gate, url: str, clock: Clock, eventually: Any, looks: list[None], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given messages that wait when the worker starts, and become due later
+    gate.topic("own").handler(lambda delivery: None)
+    with Gate(url, namespace=gate.namespace, clock=clock) as other:
+        other.topic("later", window="40s").trigger("k")
+        async with gate.aio.worker():
+            for seen in range(1, 6):
+                await eventually(lambda seen=seen: len(looks) >= seen)
+                clock.advance("30s")
+    assert [vars(record)["waiting"] for record in warnings(caplog)] == [{"later": 1}]
