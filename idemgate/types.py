@@ -23,7 +23,7 @@ from idemgate.subscribers import Entry, Expired, ListEntry, PubSubMessage, Subsc
 from idemgate.topics.dead_letters import DeadLetter
 from idemgate.topics.decorator import MergedFunction
 from idemgate.topics.merge import Merge
-from idemgate.topics.messages import Message, Peek, Stats
+from idemgate.topics.messages import Message, Peek, Stats, StoredVersion
 from idemgate.topics.registry import StoredTopic
 from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult
 from idemgate.topics.topic import AioTopic
@@ -67,6 +67,7 @@ __all__ = [
     "Stats",
     "StoredResult",
     "StoredTopic",
+    "StoredVersion",
     "Subscriber",
     "Verdict",
     "check_function",

@@ -40,10 +40,10 @@ _TRIMS = "XINFO|GROUPS XPENDING XTRIM"
 """The commands that trim the streams into which a topic forwards."""
 _OPENS = ("topics/open", "topics/policy", "topics/reshard/reopen")
 """The scripts that open a topic, at its first use and after a slot has moved. A deleted topic is created again."""
-_SEES = ("topics/peek", "topics/registry", "topics/stats")
+_SEES = ("topics/peek", "topics/registry", "topics/stats", "topics/versions/read")
 _PUTS = (
-    *_OPENS, *_SEES, "topics/cancel", "topics/flush", "topics/pause", "topics/reschedule", "topics/results",
-    "topics/trigger",
+    *_OPENS, *_SEES, "topics/cancel", "topics/flush", "topics/pause", "topics/reschedule",
+    "topics/versions/reset", "topics/results", "topics/trigger",
 )  # fmt: skip
 _LOOKS = (*_SEES, "topics/audit", "topics/dead", "topics/policy")
 _WORKS = (
@@ -82,7 +82,7 @@ ROLES = {
         [],
     ),
     "viewer": Role(
-        "reads only: inspect, peek, stats, dead letters, list of topics",
+        "reads only: inspect, peek, versions, stats, dead letters, list of topics",
         ["guard/inspect", *_LOOKS],
         "HGETALL ZRANGEBYSCORE",  # of membership/list, whose library writes for others
         ["records", "topics", "members"],

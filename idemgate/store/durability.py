@@ -24,6 +24,7 @@ _EXEMPT = frozenset(
         "guard": ("inspect", "renew"),
         "dedup": ("get",),
         "topics": ("take", "extend", "peek", "stats", "dead", "registry", "results", "policy", "audit"),
+        "topics/versions": ("read",),
         "topics/reshard": ("replies",),
         "membership": ("heartbeat", "leave", "list"),
         "subscribers/expiry": ("ttl",),

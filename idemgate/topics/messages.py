@@ -587,6 +587,14 @@ class Peek:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """The newest version that a topic knows of a key. Until `until`, it drops triggers with a lower one."""
+
+    version: int
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Message counts by state, and counters since the topic was created.
 

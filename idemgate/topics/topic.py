@@ -31,7 +31,7 @@ from idemgate.topics.definition import (
     to_deliveries,
 )
 from idemgate.topics.deliveries import Settlement, plan_trim, split_oversize
-from idemgate.topics.messages import Delivery, Peek, Receipt, SettleOutcome, Stats, Trigger, to_triggers
+from idemgate.topics.messages import Delivery, Peek, Receipt, SettleOutcome, Stats, StoredVersion, Trigger, to_triggers
 from idemgate.topics.policy import Policy, check_slots
 from idemgate.topics.registry import find_entry
 from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult, plan_delete, plan_reshard
@@ -452,6 +452,32 @@ class Topic(BaseTopic[Sent, Delivered]):
     def peek(self, key: Key, *, group: Key | None = None) -> Peek:
         """Return the state of a key: its pending message and its delivery. Changes nothing; one round trip."""
         return self._run_for(key, lambda calls: calls.peek(key, group))
+
+    def versions(self, key: Key, *, group: Key | None = None) -> StoredVersion | None:
+        """Return the version that the topic knows of a key. Changes nothing; one round trip.
+
+        Args:
+            key: The key.
+            group: The group that its triggers named. A key that came with several groups may have a version in each.
+
+        Returns:
+            The highest `version` of its triggers, and until when it is stored. None if there is none.
+        """
+        return self._run_for(key, lambda calls: calls.versions(key, group))
+
+    def reset_version(self, key: Key, *, group: Key | None = None) -> bool:
+        """Forget the version that the topic knows of a key, such as one from a wrong clock. One round trip, atomic.
+
+        The next trigger of the key is accepted with any version. Pending messages and dead letters stay as they are.
+
+        Args:
+            key: The key.
+            group: The group that its triggers named.
+
+        Returns:
+            True if there was a version.
+        """
+        return self._run_for(key, lambda calls: calls.reset_version(key, group))
 
     def stats(self) -> Stats:
         """Return message counts and counters. One script call per slot, all in one round trip."""

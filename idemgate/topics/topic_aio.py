@@ -34,7 +34,7 @@ from idemgate.topics.definition import (
     to_deliveries,
 )
 from idemgate.topics.deliveries import Settlement, plan_trim, split_oversize
-from idemgate.topics.messages import Delivery, Peek, Receipt, SettleOutcome, Stats, Trigger, to_triggers
+from idemgate.topics.messages import Delivery, Peek, Receipt, SettleOutcome, Stats, StoredVersion, Trigger, to_triggers
 from idemgate.topics.policy import check_slots
 from idemgate.topics.registry import find_entry
 from idemgate.topics.reshard import (
@@ -279,6 +279,14 @@ class AioTopic(BaseTopic[Sent, Delivered]):
     async def peek(self, key: Key, *, group: Key | None = None) -> Peek:
         """Return the state of a key. See `Topic.peek`."""
         return await self._run_for(key, lambda calls: calls.peek(key, group))
+
+    async def versions(self, key: Key, *, group: Key | None = None) -> StoredVersion | None:
+        """Return the version that the topic knows of a key. See `Topic.versions`."""
+        return await self._run_for(key, lambda calls: calls.versions(key, group))
+
+    async def reset_version(self, key: Key, *, group: Key | None = None) -> bool:
+        """Forget the version that the topic knows of a key. See `Topic.reset_version`."""
+        return await self._run_for(key, lambda calls: calls.reset_version(key, group))
 
     async def stats(self) -> Stats:
         """Return message counts and counters. See `Topic.stats`."""

@@ -13,7 +13,7 @@ from idemgate.core.keys import Key
 from idemgate.errors import InvalidArgument
 from idemgate.topics.dead_letters import DeadLetterCalls
 from idemgate.topics.deliveries import DeliveryCalls
-from idemgate.topics.messages import Message, Peek, Stats, Ticket, Trigger, moment
+from idemgate.topics.messages import Message, Peek, Stats, StoredVersion, Ticket, Trigger, moment
 from idemgate.topics.results import find_result
 from idemgate.topics.slots import flatten, route_of, single
 from idemgate.topics.triggers import TriggerCalls, pack_time
@@ -66,6 +66,11 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
             (new_id(), self._policy, keys.raw(trigger.key), time),
             lambda reply: text(reply[0]),
         )
+
+    def reset_version(self, key: Key, group: Key | None = None) -> Call[bool]:
+        """Build the call that deletes the stored version of a key. It returns True if there was one."""
+        args = (new_id(), keys.raw(key))
+        return self._call_for_key("versions/reset", route_of(key, group), args, lambda reply: reply[0] == b"reset")
 
     def flush(self, key: Key, group: Key | None = None) -> Call[int]:
         """Build the call that makes the pending message of a key due now. It returns 1 or 0."""
@@ -124,6 +129,15 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
             )
 
         return self._call_for_key("peek", route_of(key, group), (keys.raw(key),), read)
+
+    def versions(self, key: Key, group: Key | None = None) -> Call[StoredVersion | None]:
+        """Build the call that returns the version that is stored for a key, or None."""
+        return self._call_for_key(
+            "versions/read",
+            route_of(key, group),
+            (keys.raw(key),),
+            lambda reply: StoredVersion(int(reply[2]), moment(reply[3])) if reply[2] else None,
+        )
 
     def result(self, ticket: Ticket) -> Call[bytes | None]:
         """Build the call that returns the newest stored result that covers a trigger, or None if there is none yet."""

@@ -67,6 +67,7 @@ OPERATIONS = {
     "extend": Operation(lambda on: on.topic.extend([on.grouped, on.plain]), "topics/extend"),
     "cancel": Operation(lambda on: on.topic.cancel("later"), "topics/cancel", frozenset({7})),
     "reschedule": Operation(lambda on: on.topic.reschedule("later", delay=0), "topics/reschedule"),
+    "reset version": Operation(lambda on: on.topic.reset_version("later"), "topics/versions/reset"),
     "flush": Operation(lambda on: on.topic.flush("later"), "topics/flush"),
     "flush all": Operation(lambda on: on.topic.flush(), "topics/flush"),
     "redrive": Operation(lambda on: on.topic.dead.redrive(), "topics/take_dead"),

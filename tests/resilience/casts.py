@@ -172,6 +172,7 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
 }
 READS: dict[str, Callable[[Any], Call[Any]]] = {
     "peek": lambda on: on.calls.peek("flying"),
+    "versions": lambda on: on.calls.versions("flying"),
     "stats": lambda on: on.calls.stats().calls[0],
     "open": lambda on: open_topic(on.gate.namespace, on.clock, "t", on.calls.policy),
     "policy": lambda on: stored_policy(on.gate.namespace, on.clock, "t"),

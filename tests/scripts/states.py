@@ -177,6 +177,8 @@ class Slot:
             "pause": calls._pause(0, b"1"),
             "resume": calls._pause(0, b"0"),
             "peek": calls.peek("k"),
+            "versions": calls.versions("k"),
+            "reset version": calls.reset_version("k"),
             "stats": calls._stats(0),
             "stats closed": calls.depth(0).calls[0],
             "dead": calls.dead(0, DeadFilter(), 10),

@@ -338,6 +338,8 @@ def _calls() -> list[Call[Any]]:
         topic.flush("k"),
         topic.flush_slot(0),
         topic.peek("k"),
+        topic.versions("k"),
+        topic.reset_version("k"),
         topic.dead(0, DeadFilter(), 10),
         topic.dead(0, DeadFilter("k*", "no", 5), 10, DeadPosition(7, "8")),
         topic.take_dead(0, "redrive", []),

@@ -35,11 +35,13 @@ from tests.scripts.states import (
 )
 
 READS = {"topics/peek", "topics/stats", "topics/dead", "topics/reshard/replies", "topics/policy", "topics/registry",
-    "topics/audit", "membership/list", "guard/inspect", "dedup/get", "subscribers/expiry/ttl"}  # fmt: skip
+    "topics/versions/read", "topics/audit", "membership/list", "guard/inspect", "dedup/get",
+    "subscribers/expiry/ttl"}  # fmt: skip
 TOLD = {
     "topics/trigger",
     "topics/settle",
     "topics/cancel",
+    "topics/versions/reset",
     "topics/reschedule",
     "topics/flush",
     "topics/take_dead",
@@ -413,6 +415,7 @@ ENDS = {
     "topics/settle",
     "topics/settle_and_take",
     "topics/cancel",
+    "topics/versions/reset",
     "topics/extend",
     "topics/reschedule",
     "topics/pause",

@@ -495,6 +495,8 @@ def _verbs(topic: Any, delivery: Any) -> dict[str, Callable[[], Awaitable[Any]]]
         "flush a key": lambda: topic.flush("k"),
         "flush": topic.flush,
         "peek": lambda: topic.peek("k"),
+        "versions": lambda: topic.versions("k"),
+        "reset_version": lambda: topic.reset_version("k"),
         "stats": topic.stats,
         "next_due": topic.next_due,
         "pause": topic.pause,

@@ -146,6 +146,8 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     "trigger": lambda topic: topic.trigger(KEYS[0], 2),
     "trigger_many": lambda topic: topic.trigger_many([(key, 2) for key in KEYS]),
     "peek": lambda topic: topic.peek(KEYS[0]),
+    "versions": lambda topic: topic.versions(KEYS[0]),
+    "reset version": lambda topic: topic.reset_version(KEYS[0]),
     "cancel": lambda topic: topic.cancel(KEYS[0]),
     "flush one": lambda topic: topic.flush(KEYS[0]),
     "flush": lambda topic: topic.flush(),

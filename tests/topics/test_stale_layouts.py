@@ -125,6 +125,8 @@ SCENES: dict[str, Method] = {
     "pause": lambda topic, _: topic.pause(),
     "resume": lambda topic, _: _both(topic.pause(), topic.resume),
     "peek": lambda topic, _: topic.peek(KEYS[0]),
+    "versions": lambda topic, _: topic.versions(KEYS[0]),
+    "reset_version": lambda topic, _: topic.reset_version(KEYS[0]),
     "stats": lambda topic, _: topic.stats(),
     "next_due": lambda topic, _: topic.next_due(),
     "reshard": lambda topic, _: _after(topic.reshard(4)),

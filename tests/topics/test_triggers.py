@@ -14,6 +14,7 @@ from idemgate import Gate, InvalidArgument, Trigger, append
 from idemgate.core import keys
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
+from idemgate.types import StoredVersion
 from tests.topics.conftest import scripts_run
 
 At = Callable[[float], datetime]
@@ -116,6 +117,52 @@ async def test_a_version_is_remembered_beyond_its_delivery(face: Any, clock: Clo
     clock.advance("1s")
     assert (await topic.trigger("k", version=2**53 - 1)).status == "scheduled"
     assert (await topic.trigger("k")).accepted
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+async def test_a_version_is_seen_and_reset(face: Any, clock: Clock, at: At, group: str | None) -> None:
+    topic = face.topic("t", slots=4, dedup_retention="1h")
+    # Given a key that was triggered without a version
+    await topic.trigger("k", group=group)
+    assert await topic.versions("k", group=group) is None
+    assert await topic.reset_version("k", group=group) is False
+    # When a version of a wrong clock comes, then it is seen, with the end of its retention
+    clock.advance("1m")
+    await topic.trigger("k", version=2**53, group=group)
+    assert (await topic.trigger("k", version=7, group=group)).status == "dropped"
+    assert await topic.versions("k", group=group) == StoredVersion(2**53, at(3_660))
+    # When the slots change, then it is still known
+    await topic.reshard(2)
+    assert (await topic.versions("k", group=group)).version == 2**53
+    # When it is reset, then any version is accepted, and its message holds all triggers
+    assert await topic.reset_version("k", group=group) is True
+    assert await topic.reset_version("k", group=group) is False
+    assert (await topic.trigger("k", version=-7, group=group)).status == "merged"
+    assert (await topic.versions("k", group=group)).version == -7
+    assert (await topic.peek("k", group=group)).pending.count == 3
+    # And a version that expired is none
+    clock.advance("1h")
+    assert await topic.versions("k", group=group) is None
+    assert await topic.reset_version("k", group=group) is False
+
+
+async def test_a_version_of_an_invalid_key_is_refused(face: Any) -> None:
+    topic = face.topic("t", window="1s")
+    for ask in (topic.versions, topic.reset_version):
+        with pytest.raises(InvalidArgument, match="topic 't'"):
+            await ask("")
+    assert await face.stored_topics() == []
+
+
+@pytest.mark.damages("undecodable")
+async def test_a_corrupt_version_is_reported_and_can_be_reset(face: Any, raw: Any, namespace: str) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k", version=1)
+    raw.hset(f"ig2:{{{namespace}:topic:t:0/1}}:dedup", "vk", "x")
+    with pytest.raises(UnexpectedData, match="holds corrupt data under vk"):
+        await topic.versions("k")
+    assert await topic.reset_version("k") is True
+    assert (await topic.trigger("k", version=0)).accepted
 
 
 # -- what is not accepted ---------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ from idemgate.types import (
     SinkEntry,
     Stats,
     StoredResult,
+    StoredVersion,
     once_function,
 )
 
@@ -569,6 +570,8 @@ def topics() -> None:
     assert_type(images.cancel("k"), Literal["cancelled", "in_flight", "absent"])
     assert_type(images.reschedule("k", delay=1), Literal["rescheduled", "in_flight", "absent"])
     assert_type(images.flush(), int)
+    assert_type(images.versions("k"), StoredVersion | None)
+    assert_type(images.reset_version("k"), bool)
     peek = images.peek("k")
     assert_type(peek, Peek)
     assert_type(peek.pending, Message | None)
@@ -591,6 +594,8 @@ async def awaiting_topics() -> None:
     assert_type(await topic.ack(deliveries[0]), Literal["ok", "dead", "cancelled", "lost"])
     assert_type(await topic.ack(deliveries), list[Literal["ok", "dead", "cancelled", "lost"]])
     assert_type(await topic.peek("k"), Peek)
+    assert_type(await topic.versions("k", group="g"), StoredVersion | None)
+    assert_type(await topic.reset_version("k"), bool)
     assert_type(await topic.stats(), Stats)
     assert_type(await topic.dead.list(), list[DeadLetter])
     async with gate.aio.worker(membership="redis") as worker:
