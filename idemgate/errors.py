@@ -45,6 +45,7 @@ __all__ = [
     "SharedFailure",
     "StoreError",
     "StoreUnavailable",
+    "TooLarge",
     "TopicInUse",
     "UnexpectedData",
 ]
@@ -168,6 +169,10 @@ def _short_repr(value: object) -> str:
         return _REPR.repr(value)
     except Exception:  # noqa: BLE001 - a `__repr__` of the user may raise anything
         return f"<{type(value).__name__}>"
+
+
+class TooLarge(InvalidArgument):
+    """A payload or a result takes more bytes than `max_bytes` allows."""
 
 
 class NotConfigured(IdemgateError):

@@ -42,7 +42,7 @@ _OPENS = ("topics/open", "topics/policy", "topics/reshard/reopen")
 """The scripts that open a topic, at its first use and after a slot has moved. A deleted topic is created again."""
 _SEES = ("topics/peek", "topics/registry", "topics/stats", "topics/versions/read")
 _PUTS = (
-    *_OPENS, *_SEES, "topics/cancel", "topics/flush", "topics/pause", "topics/reschedule",
+    *_OPENS, *_SEES, "topics/cancel", "topics/count_refused", "topics/flush", "topics/pause", "topics/reschedule",
     "topics/versions/reset", "topics/results", "topics/trigger",
 )  # fmt: skip
 _LOOKS = (*_SEES, "topics/audit", "topics/dead", "topics/policy")

@@ -23,14 +23,16 @@ _EXEMPT = frozenset(
     for folder, names in {
         "guard": ("inspect", "renew"),
         "dedup": ("get",),
-        "topics": ("take", "extend", "peek", "stats", "dead", "registry", "results", "policy", "audit"),
+        "topics": (
+            "take", "extend", "peek", "stats", "dead", "registry", "results", "policy", "audit", "count_refused",
+        ),
         "topics/versions": ("read",),
         "topics/reshard": ("replies",),
         "membership": ("heartbeat", "leave", "list"),
         "subscribers/expiry": ("ttl",),
     }.items()
     for name in names
-)
+)  # fmt: skip
 """Scripts that only read or only lease. A lost lease does no harm: its message is delivered again. A take that fails
 after it was executed would cost an attempt each time.
 """

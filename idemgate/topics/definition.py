@@ -14,7 +14,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, raw
 from idemgate.core.scopes import mark_registered
 from idemgate.core.validation import MOST, check_function, check_parameters
-from idemgate.errors import DecodeError, IdemgateError, InvalidArgument, PolicyChanged
+from idemgate.errors import DecodeError, IdemgateError, InvalidArgument, PolicyChanged, TooLarge
 from idemgate.guard.current import Execution
 from idemgate.store.context import Context
 from idemgate.topics.deliveries import Settlement, nack_items
@@ -38,6 +38,7 @@ else:
     Sent, Delivered = TypeVar("Sent"), TypeVar("Delivered")
 
 __all__ = [
+    "COUNT_WITHIN",
     "BaseTopic",
     "Cancelled",
     "CheckInput",
@@ -55,6 +56,8 @@ __all__ = [
 ]
 
 log = logging.getLogger("idemgate.topic")
+COUNT_WITHIN = 0.25
+"""Seconds that a refused trigger may wait until the store has counted it. After that its error is raised anyway."""
 R = TypeVar("R")
 CheckInput = Callable[[TopicCalls], object]
 """A function that builds a call, to raise InvalidArgument for invalid input before a topic is created."""
@@ -227,6 +230,17 @@ class TopicDefinition:
         if slots != self.declared.slots:
             self._replace_policy(replace(self.declared, slots=slots))
 
+    def count_refused(self, error: IdemgateError) -> Call[bool] | None:
+        """Count a payload that a trigger refused, in this process. Return the call that counts it in the store.
+
+        Return None for any other error.
+        """
+        if not isinstance(error, InvalidArgument) or not error.name.startswith("payload"):
+            return None
+        counter = "refused_too_large" if isinstance(error, TooLarge) else "refused_payload"
+        self.context.counters.add(f"topic.{counter}")
+        return (self.calls or self.build_calls()).count_refused(counter, self.calls is not None)
+
     def reset(self) -> None:
         """Forget a topic that was deleted from the server. The next use opens it again."""
         self.calls = None
@@ -332,7 +346,11 @@ class BaseTopic(Generic[Sent, Delivered]):
         calls = definition.calls or definition.build_calls()
         if calls is not definition.calls and definition.plain:
             calls = calls.for_policy(replace(calls.policy, priority=True), calls.policy.slots)
-        calls.pack_trigger(trigger)
+        try:
+            calls.pack_trigger(trigger)
+        except InvalidArgument as error:
+            definition.count_refused(error)
+            raise
         clock = definition.context.clock
         now = time.time() if clock is None else clock.microseconds() / 1_000_000
         return encode_trigger(trigger, definition.context.codec, now)

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import msgpack
 
 from idemgate.core.codec import Codec
-from idemgate.errors import InvalidArgument
+from idemgate.errors import InvalidArgument, TooLarge
 
 __all__ = ["Merge", "MergeSpec", "append", "merge_of", "merge_of_spec", "pack", "union"]
 
@@ -71,7 +71,7 @@ class Merge:
         unit = pack(self._unit(payload, codec, "payload"))
         if self.op in ("fields", "union") and len(unit) > codec.max_bytes:
             problem = f"takes {len(unit):,} bytes; the limit is {codec.max_bytes:,}"
-            raise InvalidArgument(
+            raise TooLarge(
                 "payload",
                 type(payload),
                 problem,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeVar, cast, overload
@@ -15,6 +16,7 @@ from idemgate.guard.current import Execution, current_claim
 from idemgate.store.context import Context
 from idemgate.topics.dead_letters import DeadLetters
 from idemgate.topics.definition import (
+    COUNT_WITHIN,
     BaseTopic,
     Cancelled,
     CheckInput,
@@ -123,7 +125,9 @@ class Topic(BaseTopic[Sent, Delivered]):
             The receipt: what became of the trigger, and when the message is due.
 
         Raises:
-            InvalidArgument: An argument is invalid. Nothing was written.
+            InvalidArgument: An argument is invalid. No message was written. A payload that cannot be stored or merged,
+                or is too large, is counted in this process and, if the store answers within 0.25 s, in the topic
+                (`refused_payload`, `refused_too_large`).
             PolicyChanged: The stored policy of the same revision differs.
             StoreUnavailable: The trigger may or may not have been accepted. Repeat it with an `event_id`.
         """
@@ -136,6 +140,7 @@ class Topic(BaseTopic[Sent, Delivered]):
             return self.run(lambda calls: calls.trigger(trigger))
         except IdemgateError as error:
             error.name_subject(self.name, key)
+            self._count_refused(error)
             raise
 
     def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, Sent]]) -> list[Receipt]:
@@ -152,7 +157,7 @@ class Topic(BaseTopic[Sent, Delivered]):
             The receipts, in the order of the triggers.
 
         Raises:
-            InvalidArgument: A trigger is invalid. Nothing was written.
+            InvalidArgument: A trigger is invalid. No message was written. One is counted, as by `trigger`.
             StoreUnavailable: Some triggers may not have been accepted.
         """
         checked = to_triggers(triggers)
@@ -162,7 +167,14 @@ class Topic(BaseTopic[Sent, Delivered]):
             return self._run_all(lambda calls: calls.trigger_many(checked))
         except IdemgateError as error:
             name_first(error, self.name, checked)
+            self._count_refused(error)
             raise
+
+    def _count_refused(self, error: IdemgateError) -> None:
+        """Let the store count a payload that was refused. An error of that is ignored: the caller raises `error`."""
+        if (call := self.definition.count_refused(error)) is not None:
+            with suppress(Exception):
+                self.definition.context.link.run(call, COUNT_WITHIN, COUNT_WITHIN)
 
     def result(self, receipt: Receipt, timeout: Duration = "30s") -> Any:
         """Wait for the end of the delivery that carries a trigger, and return what its handler returned.

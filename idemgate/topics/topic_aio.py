@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from copy import copy
 from datetime import datetime
 from functools import cached_property
@@ -18,6 +19,7 @@ from idemgate.errors import IdemgateError, StoreError
 from idemgate.guard.current import Execution, current_claim
 from idemgate.topics.dead_letters import AioDeadLetters
 from idemgate.topics.definition import (
+    COUNT_WITHIN,
     BaseTopic,
     Cancelled,
     CheckInput,
@@ -118,6 +120,7 @@ class AioTopic(BaseTopic[Sent, Delivered]):
             return await self._coalescer().add(calls, calls.pack_trigger(trigger))
         except IdemgateError as error:
             error.name_subject(self.name, key)
+            await self._count_refused(error)
             raise
 
     async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, Sent]]) -> list[Receipt]:
@@ -129,7 +132,14 @@ class AioTopic(BaseTopic[Sent, Delivered]):
             return await self._run_all(lambda calls: calls.trigger_many(checked))
         except IdemgateError as error:
             name_first(error, self.name, checked)
+            await self._count_refused(error)
             raise
+
+    async def _count_refused(self, error: IdemgateError) -> None:
+        """Let the store count a payload that was refused. An error of that is ignored: the caller raises `error`."""
+        if (call := self.definition.count_refused(error)) is not None:
+            with suppress(Exception):
+                await self.definition.context.aio_link.run(call, COUNT_WITHIN, COUNT_WITHIN)
 
     async def result(self, receipt: Receipt, timeout: Duration = "30s") -> Any:  # noqa: ASYNC109 - as for `Topic`
         """Wait for the end of a delivery and return what its handler returned. See `Topic.result`."""

@@ -72,6 +72,11 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
         args = (new_id(), keys.raw(key))
         return self._call_for_key("versions/reset", route_of(key, group), args, lambda reply: reply[0] == b"reset")
 
+    def count_refused(self, counter: str, opened: bool) -> Call[bool]:
+        """Build the call that counts a refused trigger. `opened` says whether this process has opened the topic."""
+        args = (new_id(), counter, b"1" if opened else b"")
+        return self._call("count_refused", 0, args, lambda reply: reply[0] == b"counted")
+
     def flush(self, key: Key, group: Key | None = None) -> Call[int]:
         """Build the call that makes the pending message of a key due now. It returns 1 or 0."""
         args = (new_id(), keys.raw(key), b"")

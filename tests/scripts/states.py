@@ -177,6 +177,7 @@ class Slot:
             "pause": calls._pause(0, b"1"),
             "resume": calls._pause(0, b"0"),
             "peek": calls.peek("k"),
+            "count refused": calls.count_refused("refused_payload", True),
             "versions": calls.versions("k"),
             "reset version": calls.reset_version("k"),
             "stats": calls._stats(0),

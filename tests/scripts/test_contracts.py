@@ -338,6 +338,7 @@ def _calls() -> list[Call[Any]]:
         topic.flush("k"),
         topic.flush_slot(0),
         topic.peek("k"),
+        topic.count_refused("refused_payload", True),
         topic.versions("k"),
         topic.reset_version("k"),
         topic.dead(0, DeadFilter(), 10),

@@ -42,6 +42,7 @@ TOLD = {
     "topics/settle",
     "topics/cancel",
     "topics/versions/reset",
+    "topics/count_refused",
     "topics/reschedule",
     "topics/flush",
     "topics/take_dead",

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import Any
 
 from idemgate.core.codec.packing import Unpack, ValueEncoder, looks_plain, measure, pack, unpack, unpack_stored
-from idemgate.errors import DecodeError, InvalidArgument
+from idemgate.errors import DecodeError, InvalidArgument, TooLarge
 
 __all__ = ["Codec", "canonical", "digest"]
 
@@ -80,7 +80,7 @@ class Codec:
             self._check_measure(body, value, name)
         if len(body) >= self.max_bytes:
             problem = f"takes {len(body) + 1:,} bytes; the limit is {self.max_bytes:,}"
-            raise InvalidArgument(
+            raise TooLarge(
                 name, type(value), problem, f"Store it elsewhere and pass a reference, or raise {self.limit_name}"
             )
         return _VERSION + body
