@@ -430,7 +430,8 @@ ERRORS: list[BaseException] = [
     errors.PartialFailure([1]), errors.PolicyChanged("t", {}, {}), errors.ReplayedFailure("k", "ValueError", "text"),
     errors.ResultUnavailable("k", "why"), errors.Retry("text"), errors.ServerRejected("text"),
     errors.SharedFailure("k", "ValueError", "text"), errors.StoreError("text"),
-    errors.StoreUnavailable("text", "no"), errors.TopicInUse("t", "why"), errors.UnexpectedData("key", "text"),
+    errors.StoreUnavailable("text", "no"), errors.TooLarge("n", 1, "p", "f"), errors.TopicInUse("t", "why"),
+    errors.UnexpectedData("key", "text"),
 ]  # fmt: skip
 """One error of each class of the library."""
 
