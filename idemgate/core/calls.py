@@ -31,7 +31,7 @@ __all__ = [
     "SlotMoved",
     "bulk",
     "call",
-    "head",
+    "constant",
     "head_with_keys",
     "new_id",
     "run_call",
@@ -40,6 +40,7 @@ __all__ = [
     "run_plan_async",
     "split_batches",
     "stamp",
+    "template",
     "text",
 ]
 
@@ -94,7 +95,7 @@ class Call(Generic[T]):
         args: its ARGV.
         read: turns the reply into the caller's answer.
         redirect: used when the slot has moved; None for a script without slots.
-        framed: the whole request in RESP if the builder has packed it (`head`), else empty.
+        framed: the whole request in RESP if the builder has packed it (`template`), else empty.
     """
 
     __slots__ = ("args", "framed", "keys", "read", "redirect", "script")
@@ -299,10 +300,18 @@ def bulk(word: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(word), word)
 
 
-@lru_cache(1024)
-def head(sha: bytes, args: int) -> bytes:
-    """Return the start of an EVALSHA request with one key and `args` arguments, up to the key."""
-    return b"*%d\r\n$7\r\nEVALSHA\r\n%b$1\r\n1\r\n" % (4 + args, bulk(sha))
+def template(script: Script, *words: bytes) -> bytes:
+    """Return a format for `%` that makes an EVALSHA request with one key. `words` are formats of the framed arguments.
+
+    The format takes the length of the key and the key first. Pass constant words through `constant`.
+    """
+    start = b"*%d\r\n$7\r\nEVALSHA\r\n%b$1\r\n1\r\n$%%d\r\n%%b\r\n" % (4 + len(words), bulk(script.sha))
+    return start + b"".join(words)
+
+
+def constant(word: bytes) -> bytes:
+    """Return a word as a part of a template."""
+    return bulk(word).replace(b"%", b"%%")
 
 
 @lru_cache(1024)

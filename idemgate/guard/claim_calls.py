@@ -17,17 +17,17 @@ from idemgate.core.calls import (
     Batch,
     Call,
     PerKeyCall,
-    bulk,
     call,
-    head,
+    constant,
     new_id,
     split_batches,
     stamp,
+    template,
     text,
 )
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
-from idemgate.lua import script
+from idemgate.lua import Script, script
 from idemgate.store.context import Context
 
 __all__ = ["ClaimReply", "Claims", "Completion", "Record", "Renewal", "ReplyState", "register_retention"]
@@ -42,9 +42,8 @@ TEN_YEARS = 315_360_000_000
 _OWNER = 16
 _FENCES = 10**15
 """Microseconds since 1970 have 16 digits from 2001 to 2286."""
-_CLAIM = b"%b$%d\r\n%b\r\n$0\r\n\r\n%b$16\r\n%b\r\n"
-_COMPLETE = b"%b$%d\r\n%b\r\n$0\r\n\r\n$1\r\n%b\r\n$16\r\n%b\r\n$16\r\n%d\r\n%b$%d\r\n%b\r\n"
-"""The framed forms of a claim and a completion, for the server clock and owners of 16 bytes."""
+_EMPTY, _ANY, _ID, _FENCE = b"$0\r\n\r\n", b"$%d\r\n%b\r\n", b"$16\r\n%b\r\n", b"$16\r\n%d\r\n"
+"""Words of a template: an empty one, one of any length, an owner of 16 bytes, and a fencing token."""
 Renewal = Literal["ok", "cancelled", "lost"]
 """The reply to a renewal. "cancelled": the lease was renewed, and the owner is asked to stop."""
 ReplyState = Literal[
@@ -214,20 +213,22 @@ def _is_completed(reply: Any) -> bool:
 
 
 @lru_cache(1024)
-def _pack_claim_options(lease: int, keep: int, max_attempts: int, hold: bool, wait: int) -> tuple[bytes, bytes, bytes]:
-    """Return the arguments that all claims with the same options share.
+def _claim_terms(
+    claim: Script, lease: int, keep: int, max_attempts: int, hold: bool, wait: int
+) -> tuple[bytes, bytes, bytes]:
+    """Return what all claims with the same options share.
 
-    They are the time to live of the record, the packed options, and both framed after an empty fingerprint.
+    It is the time to live of the record, the packed options, and the template of a request.
     """
     stays = b"%d" % (TEN_YEARS if hold else lease + keep)
     terms = lease.to_bytes(6) + min(max_attempts, 0xFFFF_FFFF).to_bytes(4) + bytes((hold, wait))
-    return stays, terms, b"$0\r\n\r\n" + bulk(stays) + bulk(terms)
+    return stays, terms, template(claim, _EMPTY, _EMPTY, constant(stays), constant(terms), _ID)
 
 
 @lru_cache(1024)
-def _pack_retention(retention: int) -> bytes:
-    """Return the framed retention, which all completions with the same options share."""
-    return bulk(b"%d" % retention)
+def _completion_template(complete: Script, retention: int, kind: bytes) -> bytes:
+    """Return the template of a request, which all completions with the same retention and kind share."""
+    return template(complete, _EMPTY, constant(kind), _ID, _FENCE, constant(b"%d" % retention), _ANY)
 
 
 def _pack_flag(on: bool) -> bytes:
@@ -308,13 +309,12 @@ class Claims:
     ) -> Call[ClaimReply]:
         """Build a claim. `wait` is 1 if the caller will wait for another owner, and 2 if it has waited."""
         claim = script("guard/claim")
-        stays, terms, common = _pack_claim_options(lease, keep, max_attempts, hold, wait)
-        if self.clock is not None:
+        stays, terms, request = _claim_terms(claim, lease, keep, max_attempts, hold, wait)
+        if self.clock is not None or fingerprint or len(owner) != _OWNER:
             return Call(claim, record, (stamp(self.clock), fingerprint, stays, terms, owner), _decode_claim)
-        [name], framed = record, b""
-        if len(owner) == _OWNER and not fingerprint:
-            framed = _CLAIM % (head(claim.sha, 5), len(name), name, common, owner)
-        return Call(claim, record, (b"", fingerprint, stays, terms, owner), _decode_claim, None, framed)
+        name = record[0]
+        framed = request % (len(name), name, owner)
+        return Call(claim, record, (b"", b"", stays, terms, owner), _decode_claim, None, framed)
 
     def claim_each(
         self,
@@ -327,7 +327,7 @@ class Claims:
         most: int,
     ) -> list[PerKeyCall[ClaimReply]]:
         """Build the claims of many records without fingerprints, with at most `most` records in a call."""
-        stays, terms, _ = _pack_claim_options(lease, keep, max_attempts, hold, wait)
+        stays, terms, _ = _claim_terms(script("guard/claim"), lease, keep, max_attempts, hold, wait)
         common = (stamp(self.clock), b"", stays, terms)
         return [
             _build_each("guard/claim", common, part, _decode_claim) for part in split_batches(owned, _no_size, most)
@@ -374,24 +374,13 @@ class Claims:
         self, record: tuple[bytes, ...], owner: bytes, fence: int, retention: int, kind: bytes, result: bytes
     ) -> Call[bool]:
         """Build a completion."""
-        done = script("guard/complete")
-        if self.clock is not None:
-            return Call(done, record, (stamp(self.clock), kind, owner, fence, retention, result), _is_completed)
-        [name], framed = record, b""
-        if len(owner) == _OWNER and _FENCES <= fence < 10 * _FENCES:
-            framed_retention = _pack_retention(retention)
-            framed = _COMPLETE % (
-                head(done.sha, 6),
-                len(name),
-                name,
-                kind,
-                owner,
-                fence,
-                framed_retention,
-                len(result),
-                result,
-            )
-        return Call(done, record, (b"", kind, owner, fence, retention, result), _is_completed, None, framed)
+        complete = script("guard/complete")
+        if self.clock is not None or len(owner) != _OWNER or not _FENCES <= fence < 10 * _FENCES:
+            return Call(complete, record, (stamp(self.clock), kind, owner, fence, retention, result), _is_completed)
+        name = record[0]
+        request = _completion_template(complete, retention, kind)
+        framed = request % (len(name), name, owner, fence, len(result), result)
+        return Call(complete, record, (b"", kind, owner, fence, retention, result), _is_completed, None, framed)
 
     def complete_each(self, endings: list[Completion], most: int, kind: bytes = b"v") -> list[PerKeyCall[bool]]:
         """Build the completions of many records with results of one kind, limited by count (`most`) and by bytes."""
