@@ -347,4 +347,4 @@ def _run_command(link: SyncLink, *words: str | bytes) -> Any:
 
 def _count(found: Contents, counted: Counter[str]) -> None:
     counted["slots closed" if found.closed else "slots"] += 1
-    counted.update(pending=len(found.pending), in_flight=len(found.inflight), dead=len(found.dead_data))
+    counted.update(pending=len(found.pending), in_flight=len(found.in_flight), dead=len(found.dead_data))

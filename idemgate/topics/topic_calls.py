@@ -20,7 +20,9 @@ from idemgate.topics.triggers import TriggerCalls, pack_time
 
 __all__ = ["FlushReply", "TopicCalls"]
 
-_NOT_COUNTERS = (b"v", b"fence", b"paused", b"rate", b"lease", b"flushed", b"large", b"opened", b"batch", b"gone")
+_NOT_COUNTERS = (
+    b"v", b"fence", b"paused", b"rate", b"lease", b"term", b"flushed", b"large", b"opened", b"batch", b"gone",
+)  # fmt: skip
 """Fields of a slot's metadata that are not counters."""
 
 

@@ -229,8 +229,8 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     ),
     "a lease of nothing": ("orphan", "leases", lambda h: h.raw.zadd(h.key("leases"), {"nobody": 1})),
     "a delivery without a lease": ("orphan", "inflight", lambda h: h.raw.zrem(h.key("leases"), "flies")),
-    "a lease of years": ("lease", "leases", lambda h: h.raw.zadd(h.key("leases"), {"flies": 9_999_999_999_999})),
-    "a lease beyond the longest": ("lease", "leases", lambda h: h.raw.zincrby(h.key("leases"), 10_000, "flies")),
+    "a lease of years": ("lease", "leases", lambda h: h.raw.zadd(h.key("leases"), {"flies": 9_999_999_999_999_000})),
+    "a lease beyond the longest": ("lease", "leases", lambda h: h.raw.zincrby(h.key("leases"), 10_000_000, "flies")),
     "a lease without an end": ("lease", "leases", lambda h: h.raw.zadd(h.key("leases"), {"flies": "inf"})),
     "a last token days ahead": ("fence", "meta", lambda h: h.raw.hincrby(h.key("meta"), "fence", 3 * 86_400_000_000)),
     "a last token that is too large": ("fence", "meta", lambda h: h.raw.hset(h.key("meta"), "fence", str(2**53))),
@@ -306,7 +306,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "a line, and room": ("room", "group:waiting", lambda h: _limit(h, "t", 2)),
     "a token above the last": ("fence", "meta", lambda h: h.raw.hset(h.key("meta"), "fence", "1")),
     "no last token": ("fence", "meta", lambda h: h.raw.hdel(h.key("meta"), "fence")),
-    "a token granted twice": ("fence", "inflight", _second_flight),
+    "a token granted twice": ("fence", "leases", _second_flight),
     "a message that is garbage": ("undecodable", "messages", lambda h: h.raw.hset(h.key("messages"), "waits", b"\xc1")),
     "a message of another length": (
         "undecodable",
@@ -372,13 +372,13 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         lambda h: h.raw.zadd(h.key("dead"), {h.raw.hkeys(h.key("dead:data"))[0]: 5}),
     ),
     "in the slot of others": ("wrong-slot", "messages", lambda h: _to_other_slot(h, "1h")),
-    "in flight in the slot of others": ("wrong-slot", "inflight", lambda h: _to_other_slot(h, None)),
+    "in flight in the slot of others": ("wrong-slot", "leases", lambda h: _to_other_slot(h, None)),
     "a topic nobody registered": ("unregistered", "", lambda h: h.raw.hdel(h.name("topics}"), "r")),
     "a topic with groups nobody registered": ("unregistered", "", lambda h: h.raw.hdel(h.name("topics}"), "t")),
     "a slot beyond the last": (
         "unregistered",
         "r:2/2}:meta",
-        lambda h: h.raw.hset(h.key("meta", "r", 2, 2), mapping={"v": 2, "acked": 1}),
+        lambda h: h.raw.hset(h.key("meta", "r", 2, 2), mapping={"v": 3, "acked": 1}),
     ),
     "messages in a closed slot": ("closed", "meta", lambda h: h.raw.hset(h.key("meta"), "v", "closed x")),
     "replies that are never forgotten": (
@@ -444,7 +444,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "replies1",
         lambda h: h.raw.delete(h.key("replies1")) + h.raw.rpush(h.key("replies1"), "x"),
     ),
-    "a slot of another layout": ("wrong-type", "meta", lambda h: h.raw.hset(h.key("meta"), "v", "3")),
+    "a slot of another layout": ("wrong-type", "meta", lambda h: h.raw.hset(h.key("meta"), "v", "4")),
     "a record of another type": ("wrong-type", "x}", lambda h: h.raw.rpush(h.name("once:s:x}"), "x")),
     "a registry of another type": (
         "wrong-type",
@@ -622,7 +622,7 @@ SAID: dict[str, tuple[str, str]] = {
     "behind an empty group": ("'behind' stands behind group 'g', which is empty", ""),
     "no last token": ("the slot's last one is missing", "HSET {meta} fence {fence}"),
     "a token above the last": ("the slot's last one is 1", "HSET {meta} fence {fence}"),
-    "a slot that does not say its layout": ("of which layout", "HSETNX {meta} v 2"),
+    "a slot that does not say its layout": ("of which layout", "HSETNX {meta} v 3"),
     "messages that end": ("it will be gone in 1000 s", "PERSIST {messages}"),
     "a record of no state": ("it is no record", "it may say that the work is done; to let it run again: DEL {done}"),
 }
@@ -652,9 +652,10 @@ def test_a_mended_group_holds_what_is_in_flight_though_it_did_not_know(hand: Han
     assert hand.gate.topics["t"].take(5) == []
 
 
-def test_a_lease_without_a_delivery_is_only_taken_away(hand: Hand, found: Any) -> None:
+def test_a_lease_without_a_message_is_only_taken_away(hand: Hand, found: Any) -> None:
     hand.raw.hdel(hand.key("inflight"), "flies")
-    hand.raw.zadd(hand.key("leases"), {"flies": 9_999_999_999_999})
+    hand.raw.hdel(hand.key("messages"), "flies")
+    hand.raw.zadd(hand.key("leases"), {"flies": 9_999_999_999_999_000})
     mends = [finding.mend for finding in found().findings if "lease" in finding.mend]
     assert mends == [f"ZREM {hand.key('leases').decode()} flies"]
 

@@ -76,13 +76,11 @@ OPERATIONS = {
 FOUND = {
     ("trigger", "ZADD"): {"unplaced", "conservation"},
     ("trigger many", "ZADD"): {"unplaced", "conservation"},
-    ("take", "ZADD"): {"orphan", "fence"},
-    ("ack", "HSET"): {"orphan"},
+    ("ack", "HSET"): {"orphan", "conservation"},
     ("ack", "ZADD"): {"unplaced", "conservation"},
     ("nack", "ZADD"): {"unplaced"},
     ("release", "ZADD"): {"unplaced", "held"},
     ("bury", "ZADD"): {"unplaced", "orphan"},
-    ("extend", "ZADD"): {"orphan"},
     ("reschedule", "HSET"): {"unplaced"},
     ("redrive", "ZADD"): {"unplaced"},
 }

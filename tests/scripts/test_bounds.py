@@ -33,6 +33,7 @@ BOUNDED_ELSEWHERE = {
     ("topics/audit", "ZRANGE", "K[part]"): "the maximum of entries in its arguments",
     ("topics/registry", "HGETALL", "KEYS[1]"): "topics of a namespace",
     ("topics/stats", "HGETALL", "K.meta"): "counters of a slot",
+    ("topics/lib/slot/read_entries", "ZRANGEBYSCORE", "K.leases"): "deliveries of a take, and leases of one ms",
 }
 
 

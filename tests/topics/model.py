@@ -87,6 +87,7 @@ class Flight:
     message: Message
     lease_end: int
     cancelled: bool = False
+    extended: bool = False
 
 
 @dataclass
@@ -313,8 +314,10 @@ class Model:
 
     def take(self, n: int, chosen: Sequence[str] = ()) -> tuple[list[tuple[str, int]], int]:
         """((key, token) of each delivery, lapsed). Among equals the server chooses."""
-        lapsed = sorted((flight.lease_end, key) for key, flight in self.flights.items() if flight.lease_end <= self.now)
-        for _, key in lapsed:
+        ended = {key: flight for key, flight in self.flights.items() if flight.lease_end <= self.now}
+        # Of those that end in the same ms, an extended lease starts with the ms, the others with their tokens.
+        lapsed = sorted((one.lease_end, 0 if one.extended else one.token % 1000, key) for key, one in ended.items())
+        for *_, key in lapsed:
             self._reclaim(key)
         self.discard()
         self.counters["lapsed"] += len(lapsed)
@@ -385,7 +388,7 @@ class Model:
     def extend(self, key: str, token: int, lease: int) -> str:
         if not self.holds(key, token):
             return "lost"
-        self.flights[key].lease_end = self.now + lease
+        self.flights[key].lease_end, self.flights[key].extended = self.now + lease, True
         return "cancelled" if self.flights[key].cancelled else "ok"
 
     def holds(self, key: str, token: int) -> bool:

@@ -177,7 +177,7 @@ class Search(exhaustive.Search[State, Step]):
                 yield Step(f"copy of {one.name}", one.script, one.args, held=one.held, told=one, keys=one.keys)
 
     def may_lapse(self, state: State) -> bool:
-        return bool(state.content[3]) or state.named > _ms(state)
+        return bool(state.content[2]) or state.named > _ms(state)
 
     def works(self, state: State) -> Iterator[Step]:
         """What a worker does."""
@@ -326,7 +326,7 @@ class Search(exhaustive.Search[State, Step]):
         if not flight or not mine:
             return after
         if verb == "extend":
-            ends = float(_pairs(after.content[2]).get(held.key, 0))
+            ends = _lease_end(after.content, held.key)
             self.check(after, ends == _ms(before) + LEASE, "P10: a lease is not extended")
         elif verb == "ack":
             return replace(after, acked=before.acked | set(held.items))
@@ -397,7 +397,7 @@ class Search(exhaustive.Search[State, Step]):
             self.check(after, set(flights) <= inside <= set(flights) | set(pending), "a group is held by nobody")
         for key, (fence, _, packed) in was.items():
             now = flights.get(key)
-            live = int(float(_pairs(before.content[2])[key])) > _ms(before)
+            live = _lease_end(before.content, key) > _ms(before)
             own = step.held is not None and step.held.fence == fence and step.told is None
             stays = now is not None and now[0] == fence
             self.check(after, not live or own or stays, "P10: a live delivery is ended")
@@ -450,15 +450,20 @@ def _pairs(flat: Any) -> dict[bytes, bytes]:
 
 
 def _pending(content: Any) -> dict[bytes, bytes]:
-    flying = _pairs(content[3])
+    flying = _pairs(content[2])
     return {key: one for key, one in _pairs(content[1]).items() if key not in flying} | _pairs(content[8])
 
 
 def in_flight(content: Any) -> dict[bytes, tuple[int, bool, bytes]]:
     """Fence, whether it was cancelled, and the message, by key."""
-    messages = _pairs(content[1])
-    entries = {key: entry.split(b" ") for key, entry in _pairs(content[3]).items()}
-    return {key: (int(one[0]), one[2:3] == [b"1"], messages[key]) for key, one in entries.items()}
+    messages, entries = _pairs(content[1]), {key: [start] for key, start in _pairs(content[2]).items()}
+    entries |= {key: entry.split(b" ") for key, entry in _pairs(content[3]).items()}
+    return {key: (int(float(one[0])), one[2:3] == [b"1"], messages[key]) for key, one in entries.items()}
+
+
+def _lease_end(content: Any, key: bytes) -> float:
+    """Ms; that of a lease from 1970 if there is none."""
+    return float(_pairs(content[2]).get(key, 0)) // 1000 + int(_pairs(content[6])[b"term"])
 
 
 def _attempts_of(packed: bytes) -> int:

@@ -127,6 +127,66 @@ async def test_a_lease_ends_though_the_clock_was_set_back(
     await conserved(topic, ["k"])
 
 
+def _stored(raw: Any, gate: Gate) -> tuple[int, int]:
+    """The number of deliveries of slot 0, and of those of them that have an entry."""
+    slot = f"ig2:{{{gate.namespace}:topic:t:0/1}}"
+    return raw.zcard(f"{slot}:leases"), raw.hlen(f"{slot}:inflight")
+
+
+def test_a_slot_stores_entries_for_other_leases_than_that_of_its_deliveries(
+    gate: Gate, url: str, clock: Clock, raw: Any, sound: Any
+) -> None:
+    with Gate(url, namespace=gate.namespace, clock=clock) as newer:
+        # Given deliveries for 30 s, then others for 10 s by a program that declares the topic otherwise
+        short, long = newer.topic("t", lease="10s"), gate.topic("t", lease="30s")
+        long.trigger_many([(n, n) for n in range(40)])
+        taken = long.take(20)
+        clock.advance("1s")
+        others = short.take(20)
+        assert _stored(raw, gate) == (40, 20)
+        assert {one.token for one in taken}.isdisjoint({one.token for one in others})
+        leases = [long.peek(one.key).lease_until for one in (taken[0], others[0])]
+        assert [(ends - clock.now()).total_seconds() for ends in leases] == [29, 10]
+        sound(gate)
+        # When the shorter leases end, then these deliveries are taken again, and the others are held
+        clock.advance("10s")
+        again = long.take(40)
+        assert {one.key for one in again} == {one.key for one in others}
+        assert short.ack(others) == ["lost"] * 20
+        assert long.ack(taken + again) == ["ok"] * 40
+        # And with nothing in flight, the next take decides which lease needs no entries
+        short.trigger_many([(n, n) for n in range(40)])
+        assert len(short.take(20)) == 20
+        assert _stored(raw, gate) == (20, 0)
+        assert len(long.take(20)) == 20
+        assert _stored(raw, gate) == (40, 20)
+        sound(gate)
+
+
+@pytest.mark.parametrize("many", [1, 40])
+def test_a_delivery_that_is_not_plain_has_an_entry(gate: Gate, clock: Clock, raw: Any, sound: Any, many: int) -> None:
+    topic = gate.topic("t", window="1m")
+    # Given deliveries of one trigger, and others that are merged, flushed or of a group
+    topic.trigger_many([Trigger(f"plain{n}", n) for n in range(many)])
+    clock.advance("1m")
+    taken = topic.take(100)
+    assert _stored(raw, gate) == (many, 0)
+    for kind in ("merged", "merged", "flushed"):
+        topic.trigger_many([Trigger(f"{kind}{n}", n) for n in range(many)])
+    topic.trigger_many([Trigger(f"grouped{n}", n, group=f"g{n}") for n in range(many)])
+    topic.flush()
+    taken += topic.take(100) + topic.take(100)
+    assert _stored(raw, gate) == (4 * many, 3 * many)
+    # When the plain ones are extended or cancelled, then they have one, too
+    assert {*topic.extend(taken[: many // 2], "2m")} <= {"ok"}
+    assert {topic.cancel(one.key) for one in taken[many // 2 : many]} == {"in_flight"}
+    assert _stored(raw, gate) == (4 * many, 4 * many)
+    sound(gate)
+    # And with the deliveries, the entries go
+    assert {*topic.ack(taken)} == {"ok"}
+    assert _stored(raw, gate) == (0, 0)
+
+
 async def test_a_longer_lease_is_as_long_as_it_was_asked_for(face: Any, clock: Clock) -> None:
     topic = face.topic("t", lease="30s")
     await topic.trigger_many([(n, n) for n in range(100)])

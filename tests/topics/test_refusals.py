@@ -176,7 +176,7 @@ async def test_a_bad_trigger_is_refused_before_anything_is_written(
     if opened and text.startswith("payload"):  # counted, and nothing else
         slot = f":topic:{topic.name}:0/1}}:".encode()
         counted = {key.partition(slot)[2]: after.pop(key) for key in [*after] if slot in key}
-        assert counted[b"meta"] in ({b"v": b"2", b"refused_" + why: b"2"} for why in (b"payload", b"too_large"))
+        assert counted[b"meta"] in ({b"v": b"3", b"refused_" + why: b"2"} for why in (b"payload", b"too_large"))
         assert {part.rstrip(b"01") for part in counted} == {b"meta", b"replies"}
     assert after == before
     assert bool(before) == opened
@@ -635,7 +635,9 @@ async def test_a_time_that_is_none_is_told_when_it_is_read(face: Any, raw: Any, 
     await topic.take(1)
     await topic.trigger("k", delay="60s")
     raw.zadd(f"ig2:{{{namespace}:topic:t:0/1}}:scheduled", {"k": score})
-    raw.zadd(f"ig2:{{{namespace}:topic:t:0/1}}:leases", {"flying": score})
+    await topic.cancel("flying")
+    raw.hset(f"ig2:{{{namespace}:topic:t:0/1}}:meta", "term", 0)
+    raw.zadd(f"ig2:{{{namespace}:topic:t:0/1}}:leases", {"flying": 1000 * score})
     # Then whatever reads it raises what it raises for all that is not ours
     asked: list[Callable[[], Awaitable[Any]]] = [lambda: topic.peek("k"), lambda: topic.peek("flying"), topic.stats]
     for ask in asked:
@@ -647,6 +649,7 @@ async def test_a_delivery_that_was_due_at_no_time_says_so(face: Any, raw: Any, n
     topic = face.topic("t")
     await topic.trigger("k")
     raw.zadd(f"ig2:{{{namespace}:topic:t:0/1}}:scheduled", {"k": -(10**15)})
+    raw.hset(f"ig2:{{{namespace}:topic:t:0/1}}:meta", "flushed", 1)
     # When it is taken, then all else can be read, and it can be settled
     (delivery,) = await topic.take(1)
     assert delivery.key == "k"
@@ -683,8 +686,8 @@ async def test_a_slot_of_another_layout_is_left_alone(
     topic, delivery = await _used(face, clock)
     # Given a slot that a later version of this library wrote
     key = f"ig2:{{{namespace}:topic:t:0/1}}:meta".encode()
-    raw.hset(key, "v", "3")
-    await _all_refuse(topic, delivery, everything, key, "has layout 3, this version supports layout 2")
+    raw.hset(key, "v", "4")
+    await _all_refuse(topic, delivery, everything, key, "has layout 4, this version supports layout 3")
 
 
 @pytest.mark.damages("wrong-type")
@@ -696,10 +699,10 @@ def test_a_slot_of_another_layout_is_left_alone_by_a_worker(
     topic.trigger_many([("k", 1), ("next", 1)])
     (delivery,) = topic.take(1)
     key = f"ig2:{{{namespace}:topic:t:0/1}}:meta"
-    raw.hset(key, "v", "3")
+    raw.hset(key, "v", "4")
     before = everything()
     # Then its ack is refused and nothing is written
-    with pytest.raises(UnexpectedData, match="has layout 3"):
+    with pytest.raises(UnexpectedData, match="has layout 4"):
         gate.context.link.run(topic.open().settle_and_take(0, [Settlement("ack", delivery)], 10))
     assert everything() == before
 
@@ -732,8 +735,8 @@ async def test_a_trigger_that_deletes_expired_facts_checks_where_they_are_first(
 
 
 @pytest.mark.damages("undecodable", "unplaced", "orphan")
-@pytest.mark.parametrize("damage", ["flags", "entry"])
-async def test_a_message_with_unknown_flags_and_a_lease_without_an_entry_are_named(
+@pytest.mark.parametrize("damage", ["flags", "message"])
+async def test_a_message_with_unknown_flags_and_a_lease_without_a_message_are_named(
     face: Any, raw: Any, clock: Clock, everything: Dumps, namespace: str, damage: str
 ) -> None:
     topic, part = face.topic("t", lease="30s"), f"ig2:{{{namespace}:topic:t:0/1}}:"
@@ -742,7 +745,7 @@ async def test_a_message_with_unknown_flags_and_a_lease_without_an_entry_are_nam
         raw.hset(part + "messages", "k", b"\4" + raw.hget(part + "messages", "k")[1:])
     else:
         await topic.take(1)
-        raw.hdel(part + "inflight", "k")
+        raw.hdel(part + "messages", "k")
         clock.advance("30s")
     before = everything()
     with pytest.raises(UnexpectedData) as refused:
@@ -756,8 +759,8 @@ async def test_a_message_with_unknown_flags_and_a_lease_without_an_entry_are_nam
 @pytest.mark.parametrize(
     ("verb", "field"),
     [
-        ("trigger", "accepted"), ("take", "fence"), ("take", "lease"), ("take", "rate"),
-        ("extend", "fence"), ("extend", "lease"), ("forward_once", "fence"),
+        ("trigger", "accepted"), ("take", "fence"), ("take", "lease"), ("take", "rate"), ("take", "term"),
+        ("extend", "fence"), ("extend", "lease"), ("extend", "term"), ("forward_once", "fence"),
     ],
 )  # fmt: skip
 async def test_a_number_that_is_negative_or_that_lua_cannot_represent_is_refused(

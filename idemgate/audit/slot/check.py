@@ -32,7 +32,7 @@ def check_slot(view: SlotView) -> list[Finding]:
 
 
 def _count_messages(found: Contents) -> int:
-    return len(found.pending) + len(found.inflight) + len(found.dead_data)
+    return len(found.pending) + len(found.in_flight) + len(found.dead_data)
 
 
 def _closed_with_messages(slot: Slot, found: Contents) -> Finding:

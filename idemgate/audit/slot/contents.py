@@ -68,9 +68,14 @@ class Contents:
     dedup: dict[bytes, bytes]
 
     @cached_property
+    def in_flight(self) -> set[bytes]:
+        """The keys in flight, also those whose lease is missing."""
+        return {*self.leases, *self.inflight}
+
+    @cached_property
     def pending(self) -> dict[bytes, bytes]:
         """The pending messages: those of keys that are not in flight, and the next ones of those that are."""
-        return {key: packed for key, packed in self.messages.items() if key not in self.inflight} | self.next
+        return {key: packed for key, packed in self.messages.items() if key not in self.in_flight} | self.next
 
     @property
     def closed(self) -> bool:

@@ -52,7 +52,8 @@ def check_groups(view: SlotView) -> Iterator[Finding]:
 def _is_member(view: SlotView, part: str, key: bytes, group: bytes) -> bool:
     """Return True if the part has the key and the key belongs to the group. A corrupt entry counts as a member."""
     one = getattr(view, part).get(key)
-    return key in getattr(view.contents, part) and (one is None or one.group == group)
+    keys = view.contents.in_flight if part == "inflight" else view.contents.pending
+    return key in keys and (one is None or one.group == group)
 
 
 def check_group_queues(view: SlotView) -> Iterator[Finding]:

@@ -18,16 +18,16 @@ _YEAR_US = 366 * 86_400_000_000
 
 
 def check_leases(view: SlotView) -> Iterator[Finding]:
-    for key in view.contents.leases.keys() - view.contents.inflight.keys():
-        yield view.finding("orphan", "leases", f"{quote_name(key)} has a lease and no delivery", "ZREM", key)
+    term = view.meta.get(b"term", 0)
+    now, latest = 1000 * (view.contents.now_ms - term), _latest_lease_end(view)
     for key in view.contents.inflight.keys() - view.contents.leases.keys():
         what = f"{quote_name(key)} has a delivery and no lease: it will never lapse"
-        mend = f"ZADD {quote_argument(view.slot.key('leases'))} {view.contents.now_ms} {quote_argument(key)}"
+        mend = f"ZADD {quote_argument(view.slot.key('leases'))} {now} {quote_argument(key)}"
         yield Finding("orphan", view.slot.key("inflight"), what, mend)
-    now, latest = view.contents.now_ms, _latest_lease_end(view)
-    for key, score in view.contents.leases.items():
-        if score > latest and key in view.contents.inflight:
-            ends = f"the lease of {quote_name(key)} ends at {format_time(score)}"
+    for key, start in view.contents.leases.items():
+        end = start / 1000 + term
+        if end > latest and key in view.contents.messages:
+            ends = f"the lease of {quote_name(key)} ends at {format_time(end)}"
             what = f"{ends}, and none of this slot can after {format_time(latest)}"
             mend = f"ZADD {quote_argument(view.slot.key('leases'))} {now} {quote_argument(key)}"
             yield Finding("lease", view.slot.key("leases"), f"{what}: it comes back too late if its owner dies", mend)
@@ -56,7 +56,7 @@ def check_tokens(view: SlotView) -> Iterator[Finding]:
     last = view.meta.get(b"fence", 0)
     if problem := token_problem(last, view.contents.now_ms * 1000):
         yield view.finding("fence", "meta", f"the slot's last token {problem}")
-    granted = [(one.fence, "inflight", key) for key, one in view.inflight.items()]
+    granted = [(one.fence, "leases", key) for key, one in view.inflight.items()]
     granted += [(one.fence, "dead:data", one.key) for one in view.dead_data.values()]
     unread = b"fence" in view.contents.meta and b"fence" not in view.meta
     for fence, part, key in granted:
@@ -65,7 +65,7 @@ def check_tokens(view: SlotView) -> Iterator[Finding]:
             yield view.finding("fence", "meta", f"{what} ({part})", "HSET", "fence", max(one[0] for one in granted))
     for (fence, key), times in Counter((fence, key) for fence, _, key in granted).items():
         if times > 1:
-            yield view.finding("fence", "inflight", f"{quote_name(key)} was granted token {fence} {times} times")
+            yield view.finding("fence", "leases", f"{quote_name(key)} was granted token {fence} {times} times")
 
 
 def token_problem(token: int, now_us: int) -> str:

@@ -14,13 +14,13 @@ __all__ = ["check_expiries", "check_layout", "check_routing"]
 
 def check_layout(view: SlotView) -> Iterator[Finding]:
     if view.contents.meta and b"v" not in view.contents.meta:
-        yield view.finding("layout", "meta", "the slot does not say of which layout it is", "HSETNX", b"v", b"2")
+        yield view.finding("layout", "meta", "the slot does not say of which layout it is", "HSETNX", b"v", b"3")
 
 
 def check_routing(view: SlotView) -> Iterator[Finding]:
     """Check that each message belongs to this slot by its group or key, and by the slot count in the slot's name."""
     found = [(view.part_of(key), key, one.group) for key, one in view.pending.items()]
-    found += [("inflight", key, one.group) for key, one in view.inflight.items()]
+    found += [("leases", key, one.group) for key, one in view.inflight.items()]
     found += [("dead:data", one.key, one.message.group) for one in view.dead_data.values()]
     for part, key, group in found:
         right = keys.slot_of(group or key, view.slot.slots)

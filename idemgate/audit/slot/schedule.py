@@ -24,7 +24,7 @@ def check_placements(view: SlotView) -> Iterator[Finding]:
     for part, member, key in placements(view):
         if key not in view.contents.pending:
             yield view.finding("orphan", part, f"{quote_name(key)} stands here and is not pending", "ZREM", member)
-        elif key in view.contents.inflight:
+        elif key in view.contents.in_flight:
             yield view.finding(
                 "misplaced", part, f"{quote_name(key)} stands here while it is in flight", "ZREM", member
             )
@@ -39,10 +39,11 @@ def check_placements(view: SlotView) -> Iterator[Finding]:
 
 def check_unplaced(view: SlotView) -> Iterator[Finding]:
     """Check that each pending key has a place, or waits for the delivery of its key to end."""
-    placed = {key for _, _, key in placements(view)} | view.contents.inflight.keys()
-    for key in view.contents.next.keys() - view.contents.inflight.keys():
+    placed = {key for _, _, key in placements(view)} | view.contents.in_flight
+    for key in view.contents.next.keys() - view.contents.in_flight:
         what = f"{quote_name(key)} waits for a delivery in flight, and there is none: nothing schedules it"
-        yield view.finding("orphan", "next", what)
+        mend = _schedule_command(view, key) if key in view.contents.messages and key not in placed else ""
+        yield Finding("orphan", view.slot.key("next"), what, mend)
     for key in view.contents.pending.keys() - placed - view.contents.next.keys():
         what = f"{quote_name(key)} is pending and stands nowhere: it will never be delivered"
         yield Finding("unplaced", view.slot.key("messages"), what, _schedule_command(view, key))
@@ -70,7 +71,7 @@ def check_copies(view: SlotView) -> Iterator[Finding]:
     """Check that values stored twice are equal."""
     places = Counter(key for _, _, key in placements(view))
     for key, score in view.contents.scheduled.items():
-        one = view.pending.get(key) if places[key] == 1 and key not in view.contents.inflight else None
+        one = view.pending.get(key) if places[key] == 1 and key not in view.contents.in_flight else None
         if one and score != one.due and not (score < one.due and _may_be_flushed(view, one)):
             what = (
                 f"{quote_name(key)} is scheduled at {format_time(score)}, its message is due at {format_time(one.due)}"

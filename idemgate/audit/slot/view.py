@@ -127,7 +127,7 @@ class SlotView:
         )
         self.next = self._decode_all("next", found.next, lambda packed: _decode_message(packed, merge, codec))
         self.pending: dict[bytes, StoredMessage] = {
-            key: one for key, one in self.messages.items() if key not in found.inflight
+            key: one for key, one in self.messages.items() if key not in found.in_flight
         } | self.next
         self.inflight = self._decode_inflight(found)
         self.dead_data = self._decode_all(
@@ -152,12 +152,16 @@ class SlotView:
 
     def _decode_inflight(self, found: Contents) -> dict[bytes, InFlight]:
         decoded: dict[bytes, InFlight] = {}
-        for key, entry in found.inflight.items():
+        for key in found.in_flight:
+            plain = key not in found.inflight
+            part = "leases" if plain else "inflight"
             if key not in found.messages:
                 what = f"{quote_name(key)} is in flight and has no message"
-                self.unreadable.append(self.finding("orphan", "inflight", what, "HDEL", key))
+                self.unreadable.append(self.finding("orphan", part, what, "ZREM" if plain else "HDEL", key))
             elif key in self.messages:
-                decoded |= self._decode_all("inflight", {key: entry}, partial(_parse_entry, message=self.messages[key]))
+                # The lease of a plain delivery starts at its token.
+                entry = b"%.0f" % found.leases[key] if plain else found.inflight[key]
+                decoded |= self._decode_all(part, {key: entry}, partial(_parse_entry, message=self.messages[key]))
         return decoded
 
     def part_of(self, key: bytes) -> str:

@@ -12,10 +12,11 @@
 --- @include "topics/lib/slot/early_reply"
 --- @include "topics/lib/schedule/schedule"
 --- @include "topics/lib/slot/inflight"
+--- @include "topics/lib/slot/read_entries"
 --- @include "topics/lib/slot/counters"
 --- @include "topics/lib/slot/reopen_window"
 --- @include "topics/lib/slot/store_result"
---- @include "topics/lib/schedule/next_due"
+--- @include "topics/lib/schedule/hints"
 local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
 K.results = p.results and { [0] = KEYS[16], [1] = KEYS[17] }
 local now_ms = math.floor(now(ARGV[1]) / 1000)
@@ -25,7 +26,8 @@ if known_reply then
 end
 -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
 redis.call("HDEL", K.meta, "")
-local hash, d, running = pending_hash(K, key), redis.call("HGET", K.inflight, key), nil
+local d, running = read_entries(K, { key })[key], nil
+local hash = d and K.next or K.messages
 local packed = redis.call("HGET", hash, key)
 if not packed and not d then
   return remember_reply(K, ARGV[2], now_ms, { "absent", now_ms })

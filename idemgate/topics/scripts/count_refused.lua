@@ -17,6 +17,6 @@ if known_reply then
 elseif ARGV[4] ~= "1" and redis.call("HEXISTS", K.meta, "v") == 0 then
   return { "absent", now_ms }
 end
-redis.call("HSET", K.meta, "v", "2")
+redis.call("HSET", K.meta, "v", "3")
 add_counters(K, { [ARGV[3]] = 1 })
 return remember_reply(K, ARGV[2], now_ms, { "counted", now_ms })

@@ -10,6 +10,8 @@
 --- @include "lib/problems"
 --- @include "topics/lib/validate/run_steps"
 --- @include "topics/lib/slot/inflight"
+--- @include "topics/lib/slot/read_entries"
+--- @include "topics/lib/slot/move_leases"
 local K, lease = slot(KEYS), tonumber(ARGV[2])
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
@@ -20,9 +22,10 @@ local function note_times(last, longest)
 end
 
 local function steps()
-  local meta = redis.call("HMGET", K.meta, "v", "fence", "lease")
+  local meta = redis.call("HMGET", K.meta, "v", "fence", "lease", "term")
   local last, longest = tonumber(meta[2]) or 0, tonumber(meta[3]) or 0
   local problem = check_layout(K, meta[1]) or corrupt_number(K.meta, "fence", last) or corrupt_number(K.meta, "lease", longest)
+    or corrupt_number(K.meta, "term", tonumber(meta[4]) or 0)
   if problem then
     return { "foreign", now_ms, problem }
   end
@@ -30,26 +33,25 @@ local function steps()
   for i = 3, #ARGV, 2 do
     keys[#keys + 1], tokens[#tokens + 1] = ARGV[i], ARGV[i + 1]
   end
-  local lease_end, held, ends = digits(now_ms + lease), {}, {}
-  for i, entry in ipairs(#keys > 0 and redis.call("HMGET", K.inflight, unpack(keys)) or {}) do
+  local held, entries, stored = {}, {}, nil
+  if #keys > 0 then
+    entries, stored = read_entries(K, keys, tokens)
+  end
+  for i, key in ipairs(keys) do
+    local entry = entries[key]
     local d = entry and parse_entry(entry)
     if entry and not d then
-      return { "foreign", now_ms, corrupt_entry(K.inflight, keys[i]) }
+      return { "foreign", now_ms, corrupt_entry(K.inflight, key) }
     end
     if d and d.token == tokens[i] then -- fault: extend-token
-      held[#held + 1] = keys[i]
-      ends[#ends + 1] = lease_end
-      ends[#ends + 1] = keys[i]
+      held[#held + 1] = key
       reply[#reply + 1] = d.cancelled and "cancelled" or "ok"
     else
       reply[#reply + 1] = "lost"
     end
   end
   if #held > 0 then
-    -- ZREM comes first: a server without memory refuses a script whose first write is ZADD, and a lease must survive
-    -- that.
-    redis.call("ZREM", K.leases, unpack(held))
-    redis.call("ZADD", K.leases, unpack(ends)) -- fault: extend-lease
+    move_leases(K, held, entries, stored, now_ms + lease)
     note_times(last, longest)
   end
   return reply

@@ -15,7 +15,7 @@
 --- @include "topics/lib/slot/slot"
 --- @include "topics/lib/slot/early_reply"
 --- @include "topics/lib/schedule/schedule"
---- @include "topics/lib/schedule/next_due"
+--- @include "topics/lib/schedule/hints"
 local K, key = slot(KEYS), ARGV[3]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local known_reply = early_reply(K, ARGV[2], now_ms)
@@ -76,7 +76,7 @@ redis.call("HDEL", K.meta, "")
 local before, moved = earliest_due(K), 0
 if key ~= "" then
   moved = make_due(key)
-  if moved == 1 and redis.call("HEXISTS", K.inflight, key) == 0 then
+  if moved == 1 and not redis.call("ZSCORE", K.leases, key) then
     redis.call("ZADD", K.scheduled, now_ms, key)
     publish_hint(K, before, now_ms)
   end

@@ -17,7 +17,7 @@ local text = string.format("%.0f", now_ms)
 -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
 redis.call("HDEL", K.meta, "")
 if ARGV[3] == "1" then
-  redis.call("HSETNX", K.meta, "v", "2")
+  redis.call("HSETNX", K.meta, "v", "3")
   return remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, redis.call("HSETNX", K.meta, "paused", text) })
 end
 local changed = redis.call("HDEL", K.meta, "paused")

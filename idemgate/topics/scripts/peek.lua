@@ -8,23 +8,26 @@
 --- @include "topics/lib/slot/slot"
 --- @include "topics/lib/validate/slot"
 --- @include "topics/lib/validate/stored"
+--- @include "topics/lib/slot/lease_times"
 local K, key = slot(KEYS), ARGV[2]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local problem = validate_slot(K) or validate_keys(K, nil, { key })
+local problem = validate_slot(K)
+local entries = not problem and read_entries(K, { key })
+problem = problem or validate_keys(K, nil, { key }, entries)
 if problem then
   return { "foreign", now_ms, problem }
 end
-local d = redis.call("HGET", K.inflight, key)
+local d = entries[key]
 local packed, due = redis.call("HGET", d and K.next or K.messages, key), 0
 if packed then
   due = tonumber(redis.call("ZSCORE", K.scheduled, key)) or select(3, read_header(packed))
 end
 if not d then
-  return { "ok", now_ms, packed or "", due, 0, tonumber(redis.call("ZSCORE", K.leases, key)) or 0, "", 0 }
+  return { "ok", now_ms, packed or "", due, 0, 0, "", 0 }
 end
 local running = redis.call("HGET", K.messages, key)
 d = parse_entry(d)
 return {
-  "ok", now_ms, packed or "", due, tonumber(d.token), tonumber(redis.call("ZSCORE", K.leases, key)) or 0, running,
+  "ok", now_ms, packed or "", due, tonumber(d.token), lease_end(K, redis.call("ZSCORE", K.leases, key) or 0), running,
   d.due or select(3, read_header(running)),
 }

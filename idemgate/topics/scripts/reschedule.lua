@@ -13,7 +13,7 @@
 --- @include "topics/lib/slot/early_reply"
 --- @include "topics/lib/schedule/schedule"
 --- @include "topics/lib/schedule/due_times"
---- @include "topics/lib/schedule/next_due"
+--- @include "topics/lib/schedule/hints"
 local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local known_reply = early_reply(K, ARGV[2], now_ms, p, key)

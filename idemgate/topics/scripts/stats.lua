@@ -22,7 +22,7 @@ if ranked > 0 and (earliest == 0 or earliest > now_ms) then
   earliest = now_ms
 end
 local reply = {
-  "ok", now_ms, scheduled - ready, ready + ranked, waiting, blocked, redis.call("HLEN", K.inflight), redis.call("ZCARD", K.dead), earliest,
+  "ok", now_ms, scheduled - ready, ready + ranked, waiting, blocked, redis.call("ZCARD", K.leases), redis.call("ZCARD", K.dead), earliest,
 }
 for _, value in ipairs(redis.call("HGETALL", K.meta)) do
   reply[#reply + 1] = value

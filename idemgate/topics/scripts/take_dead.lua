@@ -13,7 +13,7 @@
 --- @include "topics/lib/slot/early_reply"
 --- @include "topics/lib/schedule/requeue"
 --- @include "topics/lib/slot/counters"
---- @include "topics/lib/schedule/next_due"
+--- @include "topics/lib/schedule/hints"
 --- @include "topics/lib/slot/budget"
 --- @include "topics/lib/slot/require_storing"
 local K, p = slot(KEYS), policy(ARGV[3])

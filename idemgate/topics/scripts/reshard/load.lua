@@ -16,6 +16,7 @@
 --- @include "topics/lib/validate/slot"
 --- @include "topics/lib/validate/stored"
 --- @include "topics/lib/slot/message"
+--- @include "topics/lib/slot/lease_times"
 --- @include "topics/lib/events"
 --- @include "topics/lib/slot/counters"
 --- @include "topics/lib/schedule/schedule"
@@ -85,7 +86,7 @@ local function load_delivery(K, p, now_ms, add_count, key, ends, packed, inside)
   local entry, delivered = unpack(cmsgpack.unpack(packed))
   local m = decode_message(delivered)
   local group = m.group -- merging changes it
-  if redis.call("HEXISTS", K.inflight, key) == 1 then
+  if redis.call("ZSCORE", K.leases, key) then
     add_count("lapsed", 1)
     m.attempts = m.attempts + 1
     add_count("folded", requeue(K, p, key, m, now_ms, reason.retry))
@@ -101,7 +102,7 @@ local function load_delivery(K, p, now_ms, add_count, key, ends, packed, inside)
   end
   redis.call("HSET", K.inflight, key, entry)
   redis.call("HSET", K.messages, key, track_large(K, delivered))
-  redis.call("ZADD", K.leases, ends, key)
+  redis.call("ZADD", K.leases, lease_start(K, tonumber(ends)), key)
   group_reenter(K, group, key, inside)
 end
 

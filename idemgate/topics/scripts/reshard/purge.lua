@@ -25,7 +25,7 @@ if purged then
   end
   return { "ok", now_ms, purged[1], purged[2], purged[3] }
 end
-local flying = redis.call("HLEN", K.inflight)
+local flying = redis.call("ZCARD", K.leases)
 local found = { redis.call("HLEN", K.messages) - flying + redis.call("HLEN", K.next), flying, redis.call("ZCARD", K.dead) }
 if ARGV[3] == "1" then
   for _, part in ipairs({ "scheduled", "messages", "next", "leases", "inflight", "dead", "dead_data", "meta", "dedup", "dedup_expiry", "ready", "group_active", "group_waiting" }) do

@@ -19,7 +19,7 @@ if closed == ARGV[2] then
       redis.call("HDEL", K.meta, name)
     end
   end
-  redis.call("HSET", K.meta, "v", "2", "opened", ARGV[2])
+  redis.call("HSET", K.meta, "v", "3", "opened", ARGV[2])
   redis.call("PERSIST", K.meta)
   redis.pcall("PUBLISH", K.scheduled, digits(now_ms))
 end

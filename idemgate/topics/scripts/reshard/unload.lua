@@ -17,6 +17,8 @@
 --- @include "topics/lib/slot/message"
 --- @include "topics/lib/schedule/schedule"
 --- @include "topics/lib/slot/inflight"
+--- @include "topics/lib/slot/read_entries"
+--- @include "topics/lib/slot/lease_times"
 --- @include "topics/lib/validate/stored"
 --- @include "topics/lib/events"
 -- The next batch of entries of a closed slot (topics/reshard/unload).
@@ -54,15 +56,15 @@ local function add_waiting(K, batch, member)
   add_message(K, batch, "l", key, "0", K.messages)
 end
 
-local function add_flight(K, batch, key, ends)
-  local entry, packed = redis.call("HGET", K.inflight, key), redis.call("HGET", K.messages, key)
+local function add_flight(K, batch, key, start)
+  local entry, packed = read_entries(K, { key })[key], redis.call("HGET", K.messages, key)
   local whole, m = entry and parse_entry(entry), validate_message(packed)
   if not whole or not m then
     batch.problem = batch.problem or corrupt_entry(whole and K.messages or K.inflight, key)
     return
   end
   local value, route = cmsgpack.pack({ entry, packed }), m.group ~= "" and m.group or key
-  add_entry(batch, "f", key, ends, value, group_flag(K, m.group, key), route)
+  add_entry(batch, "f", key, digits(lease_end(K, start)), value, group_flag(K, m.group, key), route)
   if redis.call("HEXISTS", K.next, key) == 1 then
     add_message(K, batch, "b", key, "0", K.next)
   end
@@ -123,7 +125,7 @@ local function add_left(K, batch)
   end
 end
 
-local mine = { v = true, batch = true, opened = true, flushed = true, large = true }
+local mine = { v = true, batch = true, opened = true, flushed = true, large = true, term = true }
 local function add_facts(K, batch)
   local found = redis.call("HGETALL", K.meta)
   for i = 1, #found, 2 do

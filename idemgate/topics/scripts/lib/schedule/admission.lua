@@ -94,6 +94,10 @@ local function new_admission(K, p, ranked, checked)
     if ranked then
       return
     end
+    batch.dues = redis.call("ZMSCORE", K.scheduled, unpack(batch.keys))
+    for n, due in ipairs(batch.dues) do
+      batch.dues[n] = tonumber(due)
+    end
     if batch.full then
       complete_last_time(K, p, batch)
     end

@@ -1,3 +1,4 @@
+--- @include "topics/lib/slot/lease_times"
 -- Return when the first scheduled or ready message is due, ms, or nil.
 local function waiting_due(K, now_ms)
   if redis.call("ZCARD", K.ready) > 0 then
@@ -10,30 +11,21 @@ end
 -- flight. `opens` says when it may deliver again: 0 = now, a time in ms under a rate limit, nil = when a delivery or
 -- a lease ends. `due` is the result of `waiting_due`, for a caller that had to read before it wrote.
 local function next_due(K, now_ms, opens, due)
-  local lease = tonumber(redis.call("ZRANGE", K.leases, "0", "0", "WITHSCORES")[2])
   due = due or due == nil and waiting_due(K, now_ms) or nil
   if not opens then
     due = nil
   elseif due and due < opens then
     due = opens
   end
+  if due and due <= now_ms then
+    return due -- a lease that ended may be earlier, but the slot has work now
+  end
+  local start = redis.call("ZRANGE", K.leases, "0", "0", "WITHSCORES")[2]
+  local lease = start and lease_end(K, start)
   if due and lease then
     return math.min(due, lease)
   end
   return due or lease or 0
-end
-
--- Return the earliest due time of the slot, ms, or nil.
-local function earliest_due(K)
-  return tonumber(redis.call("ZRANGE", K.scheduled, "0", "0", "WITHSCORES")[2])
-end
-
--- Publish a hint to sleeping workers if `due` is earlier than everything else. The channel is the name of the
--- `scheduled` key. Without the hint the next poll finds the message.
-local function publish_hint(K, head, due)
-  if due and (not head or due < head) then
-    redis.pcall("PUBLISH", K.scheduled, string.format("%.0f", due))
-  end
 end
 
 -- Publish a hint that a slot at its in-flight limit may have room again: no worker polls at that moment.

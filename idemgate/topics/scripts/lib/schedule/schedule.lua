@@ -21,7 +21,7 @@ end
 -- Schedule a pending message. A message behind a delivery of the same key is in no set: settling that delivery
 -- schedules it.
 local function schedule(K, key, m)
-  if redis.call("HEXISTS", K.inflight, key) == 0 then
+  if not redis.call("ZSCORE", K.leases, key) then
     redis.call("ZADD", K.scheduled, m.due, key)
   end
 end
@@ -44,7 +44,7 @@ end
 
 -- Return the hash that holds the pending message of a key: `next` while a delivery of the key is in flight.
 local function pending_hash(K, key)
-  return redis.call("HEXISTS", K.inflight, key) == 1 and K.next or K.messages
+  return redis.call("ZSCORE", K.leases, key) and K.next or K.messages
 end
 
 -- Return the message of a delivery in flight, with the due time of its delivery.

@@ -11,13 +11,13 @@
 local HEADER, HEADER_SIZE = ">BBI5I6I6I6I6", 31
 local reason = { now = 0, window = 1, quiet = 2, max_delay = 3, max_size = 4, leading = 5, time = 6, flush = 7, retry = 8, redrive = 9 }
 
--- Return the flags, count and due time of a message, or nil if its header is corrupt.
+-- Return the flags, count, due time and serial of a message, or nil if its header is corrupt.
 local function read_header(packed)
   if not packed or #packed < HEADER_SIZE then
     return nil
   end
-  local flags, why, count, _, _, due = struct.unpack(HEADER, packed)
+  local flags, why, count, _, _, due, serial = struct.unpack(HEADER, packed)
   if flags < 4 and why <= reason.redrive then
-    return flags, count, due
+    return flags, count, due, serial
   end
 end

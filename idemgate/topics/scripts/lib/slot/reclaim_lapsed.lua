@@ -1,13 +1,16 @@
 --- @include "topics/lib/slot/budget"
+--- @include "topics/lib/slot/lease_times"
 -- Reclaim deliveries whose lease lapsed, at most 32, within the byte budget. A corrupt entry stops it: that one and the
 -- ones behind it stay untouched. Return the remaining bytes, and the problem of the corrupt entry. The functions for it are
 -- created only if a lease lapsed.
 local function reclaim_lapsed(K, p, lease, now_ms, done)
-  local lapsed, problem = redis.call("ZRANGEBYSCORE", K.leases, "-inf", now_ms, "LIMIT", 0, 32), nil -- fault: lapse-time
+  local until_now, problem = "(" .. lease_start(K, now_ms + 1), nil
+  local lapsed = redis.call("ZRANGEBYSCORE", K.leases, "-inf", until_now, "LIMIT", 0, 32) -- fault: lapse-time
   if #lapsed == 0 then
     return max_call_bytes
   end
   --- @include "topics/lib/validate/slot"
+  --- @include "topics/lib/slot/read_entries"
   --- @include "topics/lib/validate/stored"
   --- @include "topics/lib/schedule/requeue"
   --- @include "topics/lib/dead_letters"
@@ -31,7 +34,7 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
     local function add_count(name, n)
       done[name] = (done[name] or 0) + n
     end
-    local entry = parse_entry(redis.call("HGET", K.inflight, key))
+    local entry = parse_entry(read_entries(K, { key })[key])
     local m = delivered_message(K, key, entry)
     end_delivery(K, key)
     add_count("lapsed", 1)
@@ -59,7 +62,7 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
   problem = validate_slot(K)
   for i = 1, problem and 0 or accepted do
     local key = lapsed[i]
-    problem = redis.call("HEXISTS", K.inflight, key) == 0 and missing_entry(K.leases, key) or validate_keys(K, p, { key })
+    problem = validate_keys(K, p, { key })
     if problem then
       break
     end

@@ -1,11 +1,13 @@
 --- @include "topics/lib/slot/header"
 -- Remove acked deliveries in one batch: most settled deliveries are acks. `behind` holds the packed messages behind them,
--- by key. These take their places, and are stored first: an ACL denial may end the script anywhere.
-local function remove_acked(K, acked, behind)
+-- by key. These take their places, and are stored first: an ACL denial may end the script anywhere. `entries`: some have any.
+local function remove_acked(K, acked, behind, entries)
   if next(behind) == nil then
     redis.call("ZREM", K.leases, unpack(acked))
-    redis.call("HDEL", K.inflight, unpack(acked))
     redis.call("HDEL", K.messages, unpack(acked))
+    if entries then
+      redis.call("HDEL", K.inflight, unpack(acked))
+    end
     return
   end
   local keys, messages, scheduled, gone = {}, {}, {}, {}
@@ -21,7 +23,9 @@ local function remove_acked(K, acked, behind)
   redis.call("HDEL", K.meta, "") -- no effect: if an ACL denies HDEL, nothing may be written
   redis.call("ZREM", K.leases, unpack(acked))
   redis.call("HSET", K.messages, unpack(messages)) -- fault: next-kept
-  redis.call("HDEL", K.inflight, unpack(acked))
+  if entries then
+    redis.call("HDEL", K.inflight, unpack(acked))
+  end
   if #gone > 0 then
     redis.call("HDEL", K.messages, unpack(gone))
   end

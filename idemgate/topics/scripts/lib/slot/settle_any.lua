@@ -6,6 +6,7 @@
 --- @include "topics/lib/schedule/schedule"
 --- @include "topics/lib/slot/counters"
 --- @include "topics/lib/slot/budget"
+--- @include "topics/lib/slot/read_entries"
 --- @include "topics/lib/slot/remove_acked"
 --- @include "topics/lib/slot/require_storing"
 --- @include "topics/lib/schedule/requeue"
@@ -72,24 +73,24 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
   return "ok"
 end
 
--- Read the entries of deliveries and the messages behind them. Return two tables by key: the entries as text or parsed;
--- the packed messages behind. On a problem return nil and the problem.
+-- Read the entries of deliveries and the messages behind them. Return three tables by key: the entries; those that an ack
+-- needs, or another verb, parsed; the packed messages behind. On a problem return nil and the problem.
 local function read_deliveries(K, p, keys, tokens, others)
-  local live, behind = {}, {}
-  for i, entry in ipairs(redis.call("HMGET", K.inflight, unpack(keys))) do
-    local key = keys[i]
+  local live, parsed, behind = read_entries(K, keys, tokens), {}, {}
+  for i, key in ipairs(keys) do
+    local entry = live[key]
     if entry and (entry ~= tokens[i] or others[i]) then
-      entry = parse_entry(entry)
-      local problem = not entry and corrupt_entry(K.inflight, key)
-      if not problem and entry.group ~= "" then
-        problem = validate_group(K, entry.group, p.group_limit)
+      local d = parse_entry(entry)
+      local problem = not d and corrupt_entry(K.inflight, key)
+      if not problem and d.group ~= "" then
+        problem = validate_group(K, d.group, p.group_limit)
       end
-      problem = problem or others[i] and validate_keys(K, p, { key })
+      problem = problem or others[i] and validate_keys(K, p, { key }, live)
       if problem then
         return nil, problem
       end
+      parsed[key] = d
     end
-    live[key] = entry
   end
   for i, packed in ipairs(redis.call("HMGET", K.next, unpack(keys))) do
     if packed then
@@ -99,7 +100,7 @@ local function read_deliveries(K, p, keys, tokens, others)
       behind[keys[i]] = packed
     end
   end
-  return live, behind
+  return live, parsed, behind
 end
 
 -- Settle deliveries of any kind, as `settle_deliveries` does.
@@ -109,11 +110,11 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
     return nil, problem
   end
   local accepted = count_within_budget(K, p, keys, max_call_bytes, "next", next(others) and "messages")
-  local live, behind = {}, {}
+  local live, parsed, behind = {}, {}, {}
   if accepted > 0 then
-    live, behind = read_deliveries(K, p, { unpack(keys, 1, accepted) }, tokens, others)
+    live, parsed, behind = read_deliveries(K, p, { unpack(keys, 1, accepted) }, tokens, others)
     if not live then
-      return nil, behind
+      return nil, parsed
     end
   end
   -- @allow *
@@ -131,8 +132,7 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
     redis.call("HDEL", K.meta, "")
   end
   for i, key in ipairs(keys) do
-    local entry, other = live[key], others[i]
-    local d = type(entry) == "table" and entry or entry and other and parse_entry(entry)
+    local entry, d, other = live[key], parsed[key], others[i]
     if i > accepted then
       reply[i] = "left"
     elseif not entry or (d and d.token or entry) ~= tokens[i] then -- fault: settle-token
@@ -153,7 +153,7 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
     end
   end
   if #acked > 0 then
-    remove_acked(K, acked, next_messages)
+    remove_acked(K, acked, next_messages, true)
     for _, one in ipairs(grouped) do
       group_leave(K, one[1], one[2], p.group_limit) -- fault: settle-group
     end

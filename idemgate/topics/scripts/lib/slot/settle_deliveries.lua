@@ -1,6 +1,7 @@
 --- Makes a part of the reply.
 --- @include "lib/now"
 --- @include "topics/lib/slot/header"
+--- @include "topics/lib/slot/read_entries"
 --- @include "topics/lib/slot/counters"
 --- @include "topics/lib/slot/remove_acked"
 -- Split the packed deliveries, key and token each, into the keys and the tokens as text. Most share a token.
@@ -31,24 +32,24 @@ end
 -- Return one word per delivery, and whether messages were scheduled. Return nil if a delivery needs `settle_any`: then
 -- nothing was written.
 local function settle_plain(K, keys, tokens, next_messages)
-  local entries, acked, n, triggers, lost, reply, seen = redis.call("HMGET", K.inflight, unpack(keys)), {}, 0, 0, 0, {}, {}
-  local behind = {}
+  local entries, stored = read_entries(K, keys, tokens)
+  local acked, n, triggers, lost, reply, behind = {}, 0, 0, 0, {}, {}
   redis.call("HLEN", K.messages) -- a key of another type must end this before the first write
   for i = 1, #keys do
-    local key, token, count, packed = keys[i], entries[i], 1, next_messages[i]
+    local key, token, count, packed = keys[i], entries[keys[i]], 1, next_messages[i]
     if token and token ~= tokens[i] and not string.find(token, "^%d+$") then
       token, count = string.match(token, "^(%d+) %-?%d+ 0 (%d+) $") -- see parse_entry
       if not token then
         return nil
       end
     end
-    if token ~= tokens[i] or seen[key] then -- fault: ack-token
+    if token ~= tokens[i] then -- fault: ack-token
       lost, reply[i] = lost + 1, "lost"
     elseif packed and not read_header(packed) then
       return nil
     else
       n, triggers, behind[key] = n + 1, triggers + count, packed or nil
-      acked[n], seen[key], reply[i] = key, true, "ok"
+      acked[n], entries[key], reply[i] = key, nil, "ok" -- it is settled at most once
     end
   end
   -- @allow HDEL HSET PEXPIRE UNLINK ZADD ZRANGE
@@ -57,7 +58,7 @@ local function settle_plain(K, keys, tokens, next_messages)
     redis.call("ZCARD", K.scheduled)
   end
   if n > 0 then
-    remove_acked(K, acked, behind)
+    remove_acked(K, acked, behind, stored)
   else
     redis.call("ZCARD", K.leases)
     redis.call("HDEL", K.meta, "") -- a server without memory refuses a script whose first write may allocate

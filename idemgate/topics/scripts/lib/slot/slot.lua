@@ -1,17 +1,17 @@
 -- Return the keys of one slot of a topic by name, in the order every topic script receives them. Steps of a script also
--- cache two values there: `large` (a field of meta) and `period` (topics/lib/replies). Data dictionary:
+-- cache values there: `large` and `term` (fields of meta) and `period` (topics/lib/replies). Data dictionary:
 --   scheduled     zset  key -> due time, ms                  pending, and not blocked
 --   messages      hash  key -> message (topics/lib/slot/header)     from its first trigger until it is settled
 --   next          hash  key -> message                       triggered while the key's delivery is in flight
---   leases        zset  key -> lease end, ms                 in flight
---   inflight      hash  key -> entry (topics/lib/slot/inflight)     in flight
+--   leases        zset  key -> start of the lease, us        in flight (topics/lib/slot/inflight)
+--   inflight      hash  key -> entry of a delivery           only of deliveries that are not plain
 --   dead          zset  id -> time of death, ms              dead letters, by age
 --   dead:data     hash  id -> dead letter {key, message, reason, time of death, id}
 --   meta          hash  v layout, or "closed " and the id of the change; fence last token, or the latest known time, us;
---                       lease the longest lease requested, ms; flushed the highest serial that a flush of the whole slot
---                       may have covered; large set once a message or dead letter exceeded 1 KiB (track_large); rate
---                       time of the next delivery, us; paused; opened, batch, gone, from:<slot> state of a change of
---                       slots (reshard/*); and one field per counter
+--                       lease the longest lease requested, ms; term from the start to the end of a lease, ms; flushed
+--                       the highest serial that a flush of the whole slot may have covered; large set once a message or
+--                       dead letter exceeded 1 KiB (track_large); rate time of the next delivery, us; paused; opened,
+--                       batch, gone, from:<slot> state of a change of slots (reshard/*); and one field per counter
 --   dedup         hash  "k" key -> group; "v" key -> version, then a space and the group if any; "e", "e0"... event ids
 --                       (topics/lib/events)
 --   dedup:expiry  zset  the "k" and "v" names -> expiry, ms
@@ -48,7 +48,7 @@ end
 local function check_layout(K, layout)
   if layout and string.sub(layout, 1, 7) == "closed " then
     return layout, string.sub(layout, 8)
-  elseif layout and layout ~= "2" then
-    return K.meta .. " has layout " .. layout .. ", this version supports layout 2"
+  elseif layout and layout ~= "3" then
+    return K.meta .. " has layout " .. layout .. ", this version supports layout 3"
   end
 end

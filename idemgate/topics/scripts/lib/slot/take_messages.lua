@@ -20,7 +20,7 @@ local function count_permitted(K, want, wanted, paused, rate, now_us)
     return 0, nil
   end
   if want.flights > 0 then
-    local room = want.flights - redis.call("HLEN", K.inflight)
+    local room = want.flights - redis.call("ZCARD", K.leases)
     if room <= 0 then
       return 0, nil
     end
@@ -39,10 +39,13 @@ end
 -- Restart leases and the rate limit from now, because the clock jumped back: tokens follow the clock, and the last one
 -- is ahead of it. Tokens of one batch run ahead of the clock by microseconds.
 local function restart_times(K, now_us, want, rate)
-  local lease_end, most = digits(math.floor(now_us / 1000) + want.lease), now_us + want.interval * want.burst
-  for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.leases, "(" .. lease_end, "+inf", "LIMIT", 0, 1000)) do
-    redis.call("ZREM", K.leases, key)
-    redis.call("ZADD", K.leases, lease_end, key)
+  --- @include "topics/lib/slot/read_entries"
+  --- @include "topics/lib/slot/move_leases"
+  local ends, most = math.floor(now_us / 1000) + want.lease, now_us + want.interval * want.burst
+  local keys = redis.call("ZRANGEBYSCORE", K.leases, "(" .. lease_start(K, ends), "+inf", "LIMIT", 0, 1000)
+  if #keys > 0 then
+    local entries, stored = read_entries(K, keys)
+    move_leases(K, keys, entries, stored, ends)
   end
   if rate > most then
     redis.call("HDEL", K.meta, "") -- a server without memory refuses a script whose first write may allocate
@@ -51,7 +54,7 @@ local function restart_times(K, now_us, want, rate)
   return math.min(rate, most)
 end
 
--- Return the next due messages: their keys, their due times, and their members in the set that holds them.
+-- Return the next due messages: their keys, their due times in the ready set, and their members in the set that holds them.
 local function next_due_messages(K, ranked, now_ms, most)
   local found, dues = {}, {}
   if ranked then
@@ -62,11 +65,7 @@ local function next_due_messages(K, ranked, now_ms, most)
     end
     return found, dues, members
   end
-  local scored = redis.call("ZRANGEBYSCORE", K.scheduled, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
-  for i = 1, #scored, 2 do
-    local n = (i + 1) / 2
-    found[n], dues[n] = scored[i], tonumber(scored[i + 1])
-  end
+  found = redis.call("ZRANGEBYSCORE", K.scheduled, "-inf", now_ms, "LIMIT", 0, most)
   return found, dues, found
 end
 
@@ -83,9 +82,9 @@ local function read_due_batch(K, p, ranked, now_ms, most, bytes)
   return batch
 end
 
--- Write the deliveries of a batch, and remove what it moved from the set `from`. `entries` and `leases` have `size` values.
-local function write_batch(K, from, batch, entries, leases, size, moved)
-  add_entries(K.inflight, entries, size, K.leases, leases, size)
+-- Write the deliveries of a batch, and remove what it moved from the set `from`. `entries` has `n` values, `leases` `size`.
+local function write_batch(K, from, batch, entries, n, leases, size, moved)
+  add_entries(K.inflight, entries, n, K.leases, leases, size)
   if batch.waiting and #batch.waiting > 0 then
     redis.call("HSET", K.messages, unpack(batch.waiting))
     redis.call("ZADD", K.group_waiting, unpack(batch.waiting_members))
@@ -95,21 +94,22 @@ local function write_batch(K, from, batch, entries, leases, size, moved)
   end
 end
 
--- Record what a take delivered: its last token, the longest lease, the number of messages, the time of the rate limit.
+-- Record what a take delivers: its token, the longest lease, the number of messages, the term, the time of the rate limit.
 local function record_take(K, want, token_text, taken, meta, rate, now_us)
   local longest, delivered = tonumber(meta[3]) or 0, count_of(meta[7])
-  local words = { "fence", token_text, "lease", digits(math.max(want.lease, longest)), "taken", digits(delivered + taken) }
+  local words = { "fence", token_text, "lease", digits(math.max(want.lease, longest)), "taken", digits(delivered + taken), "term", digits(K.term) }
   if want.interval > 0 then
-    words[7], words[8] = "rate", digits(math.max(rate, now_us) + taken * want.interval)
+    words[9], words[10] = "rate", digits(math.max(rate, now_us) + taken * want.interval)
   end
   redis.call("HSET", K.meta, unpack(words))
 end
 
 -- Return the deliveries of an earlier take that it still owns.
 local function replay_take(K, known, now_ms)
+  --- @include "topics/lib/slot/read_entries"
   local token, reply = digits(known[3]), { "ok", now_ms, next_due(K, now_ms, 0), known[2], 0 }
   for _, key in ipairs(known[1]) do
-    local entry, packed = redis.call("HGET", K.inflight, key), redis.call("HGET", K.messages, key)
+    local entry, packed = read_entries(K, { key })[key], redis.call("HGET", K.messages, key)
     local d, flags, _, due = entry and parse_entry(entry), read_header(packed)
     if d and flags and d.token == token then -- fault: take-again
       local n = #reply
@@ -147,11 +147,14 @@ local function take_messages(K, p, now_us, request, want)
   elseif known_reply then -- fault: take-copy
     return replay_take(K, known_reply, now_ms)
   end
-  local meta, done, problem = redis.call("HMGET", K.meta, "v", "fence", "lease", "paused", "rate", "large", "taken"), {}, nil
-  local last, rate = tonumber(meta[2]) or 0, tonumber(meta[5]) or 0
+  local meta = redis.call("HMGET", K.meta, "v", "fence", "lease", "paused", "rate", "large", "taken", "term", "flushed")
+  local done, problem = {}, nil
+  local last, rate, flushed = tonumber(meta[2]) or 0, tonumber(meta[5]) or 0, tonumber(meta[9]) or 0
   K.large = meta[6] ~= false
+  K.term = tonumber(meta[8]) or 0
   problem = check_layout(K, meta[1]) or corrupt_number(K.meta, "fence", last)
     or corrupt_number(K.meta, "lease", tonumber(meta[3]) or 0) or corrupt_number(K.meta, "rate", rate)
+    or corrupt_number(K.meta, "term", K.term)
   -- A topic whose new revision has no priorities still delivers its ranked messages first.
   local ranked = p.ranked or redis.call("EXISTS", K.ready) == 1
   local jumped = last > now_us + 1000000
@@ -178,7 +181,7 @@ local function take_messages(K, p, now_us, request, want)
   end
 
   local from, token = ranked and K.ready or K.scheduled, fence(last, now_us) -- fault: take-token
-  local token_text, lease_end = digits(token), digits(now_ms + want.lease)
+  local token_text, start = digits(token), nil
   local reply, keys, at, walked, taken, admit = { "ok", now_ms, 0, done.lapsed or 0, 0 }, {}, 5, 0, 0, nil
   -- Every pass delivers or moves what it reads, so messages behind a full group are read once. A call that has moved 64
   -- of them begins no further pass. Behind these there are probably more, so passes grow.
@@ -194,11 +197,18 @@ local function take_messages(K, p, now_us, request, want)
     if walked == 0 then
       -- Start with HDEL: a server without memory refuses a script whose first write may allocate, and a backlog must drain.
       redis.call("HDEL", K.inflight, "")
+      if K.term ~= want.lease and redis.call("ZCARD", K.leases) == 0 then
+        K.term = want.lease
+      end
+      start = lease_end(K, token) == now_ms + want.lease and token_text or lease_start(K, now_ms + want.lease)
     end
-    local entries, leases, moved, size, i = {}, {}, {}, 0, 1
+    local entries, leases, moved, n, size, i = {}, {}, {}, 0, 0, 1
     while i <= batch.n and taken < wanted do
       local key, due, packed, group, admitted, again = batch.keys[i], batch.dues[i], batch.messages[i], "", true, false
-      local flags, count, message_due = read_header(packed)
+      local flags, count, message_due, serial = read_header(packed)
+      if flags and not ranked then
+        due = due or serial > flushed and message_due or tonumber(redis.call("ZSCORE", from, key))
+      end
       problem = not packed and missing_entry(from, batch.members[i]) or not (flags and due) and corrupt_entry(K.messages, key) or nil
       if not problem and flags > 1 then
         admit = admit or load_admission(K, p, ranked, ranked or done.lapsed)
@@ -212,15 +222,21 @@ local function take_messages(K, p, now_us, request, want)
       end
       if admitted and not again then
         local plain = count == 1 and due == message_due and group == ""
-        entries[size + 1], entries[size + 2] = key, plain and token_text or format_entry(token_text, due, false, count, group)
-        leases[size + 1], leases[size + 2] = lease_end, key
+        if not plain or start ~= token_text then -- fault: plain
+          entries[n + 1], entries[n + 2] = key, plain and token_text or format_entry(token_text, due, false, count, group)
+          n = n + 2
+        end
+        leases[size + 1], leases[size + 2] = start, key
         size, taken = size + 2, taken + 1
         keys[taken], reply[at + 1], reply[at + 2], reply[at + 3] = key, key, due, packed
         at = at + 3
       end
     end
     bytes = batch.bytes
-    write_batch(K, from, batch, entries, leases, size, moved)
+    if size > 0 then -- before the deliveries: if an ACL denies it, there are none
+      record_take(K, want, token_text, taken, meta, rate, now_us)
+    end
+    write_batch(K, from, batch, entries, n, leases, size, moved)
     walked = walked + #moved
     if batch.crowded then
       -- The ready set orders any number of messages of one time. The next calls move the rest.
@@ -239,7 +255,6 @@ local function take_messages(K, p, now_us, request, want)
   end
   if taken > 0 then
     reply[5] = token
-    record_take(K, want, token_text, taken, meta, rate, now_us)
   end
   add_counters(K, done)
   if taken > 0 or done.lapsed then

@@ -7,7 +7,7 @@
 local function accept_any(t)
   --- @include "topics/lib/slot/counters"
   --- @include "topics/lib/slot/message"
-  --- @include "topics/lib/schedule/next_due"
+  --- @include "topics/lib/schedule/hints"
   --- @include "topics/lib/trigger/pending"
   -- @allow *
   local K, p, now_ms, names = t.K, t.p, t.now_ms, { unpack(t.args, 7, 6 + t.n) }
@@ -120,7 +120,7 @@ local function accept_any(t)
   local old_earliest, accepted, done, replied = earliest_due(K), 0, call.done, {}
 
   -- The first write is one that is refused when the server is out of memory: all or nothing.
-  redis.call("HSET", K.meta, "v", "2", "accepted", digits(t.last_serial))
+  redis.call("HSET", K.meta, "v", "3", "accepted", digits(t.last_serial))
   for n = 1, #names do
     call.new.serial = t.last_serial + accepted + 1
     local receipt, due = accept_trigger(names[n], all_options[n], t.args[6 + t.given + n])

@@ -25,7 +25,7 @@ local function accept_one(K, p, now_ms, args)
   local id, half = string.sub(args[2], 3, 16), math.floor(now_ms / 30000)
   local meta, log = redis.call("HMGET", K.meta, "v", "accepted"), redis.call("HMGET", K.replies[half % 2], "", id)
   local serial = (tonumber(meta[2]) or 0) + 1
-  local usual = meta[1] == "2" and serial > 0 and serial < 9007199254740992 and serial % 64 > 0
+  local usual = meta[1] == "3" and serial > 0 and serial < 9007199254740992 and serial % 64 > 0
   if not usual or tonumber(log[1]) ~= half or log[2] or redis.call("HGET", K.replies[(half + 1) % 2], id) then
     return nil
   end

@@ -88,7 +88,7 @@ local function accept_plain(t)
   end
   -- @allow HDEL PEXPIRE UNLINK ZADD ZRANGEBYSCORE ZREM ZSCORE
   -- The first write is one that is refused when the server is out of memory: all or nothing.
-  redis.call("HSET", K.meta, "v", "2", "accepted", digits(serial))
+  redis.call("HSET", K.meta, "v", "3", "accepted", digits(serial))
   if merging and merging.merged > 0 then
     redis.call("HSET", K.meta, "merged", digits(merging.before + merging.merged))
   end

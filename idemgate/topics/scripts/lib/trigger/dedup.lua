@@ -82,16 +82,16 @@ end
 -- ran for its window, as in `reopen_window`. A message behind it has opened a window of its own. Return a problem, or nil.
 local function find_undone(call, names)
   --- @include "topics/lib/validate/stored"
+  --- @include "topics/lib/slot/lease_times"
   --- @include "topics/lib/schedule/requeue"
   local K, p = call.K, call.p
   for _, key in ipairs(names) do
-    local lapses = call.in_flight[key] and tonumber(redis.call("ZSCORE", K.leases, key))
-    if lapses and lapses <= call.now_ms then
+    if call.in_flight[key] and lease_end(K, redis.call("ZSCORE", K.leases, key)) <= call.now_ms then
       local problem = validate_keys(K, p, { key })
       if problem then
         return problem
       end
-      local entry = parse_entry(redis.call("HGET", K.inflight, key))
+      local entry = parse_entry(read_entries(K, { key })[key])
       local m = delivered_message(K, key, entry)
       m.attempts = m.attempts + 1
       call.undone[key] = entry.cancelled or is_exhausted(p, m)

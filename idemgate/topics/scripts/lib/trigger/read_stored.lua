@@ -7,12 +7,12 @@ local function read_stored(t)
   end
   local K, args, last = t.K, t.args, 6 + t.n
   t.stored, t.in_flight = t.stored or redis.call("HMGET", K.messages, unpack(args, 7, last)), {}
-  if redis.call("HLEN", K.inflight) == 0 then
+  if redis.call("ZCARD", K.leases) == 0 then
     return
   end
   local keys, places = {}, {}
-  for i, entry in ipairs(redis.call("HMGET", K.inflight, unpack(args, 7, last))) do
-    if entry then
+  for i, start in ipairs(redis.call("ZMSCORE", K.leases, unpack(args, 7, last))) do
+    if start then
       t.in_flight[args[6 + i]], t.stored[i] = true, false
       keys[#keys + 1], places[#places + 1] = args[6 + i], i
     end

@@ -1,6 +1,7 @@
 --- Keys: hash
 --- @include "topics/lib/slot/message"
 --- @include "topics/lib/slot/inflight"
+--- @include "topics/lib/slot/read_entries"
 --- @include "lib/problems"
 -- Validators of stored data. They run before the first write: a script that fails midway has done half of its work.
 -- They return nil, or a text that names the key, for corrupt and for missing data.
@@ -76,8 +77,8 @@ local function validate_group(K, group, limit)
     end
   end
 end
--- Return a problem with the stored data of these keys, or nil: messages, deliveries, groups.
-local function validate_keys(K, p, keys)
+-- Return a problem with the stored data of these keys, or nil: messages, deliveries (`entries`, if known), groups.
+local function validate_keys(K, p, keys, entries)
   for _, key in ipairs(keys) do
     local groups = {}
     for _, hash in ipairs({ K.messages, K.next }) do
@@ -88,11 +89,11 @@ local function validate_keys(K, p, keys)
       end
       groups[#groups + 1] = m and m.group or nil
     end
-    local entry = redis.call("HGET", K.inflight, key)
+    local entry = (entries or read_entries(K, { key }))[key]
     if entry and not parse_entry(entry) then
       return corrupt_entry(K.inflight, key)
     elseif entry and redis.call("HEXISTS", K.messages, key) == 0 then
-      return missing_entry(K.inflight, key)
+      return missing_entry(K.leases, key)
     end
     for _, group in ipairs(groups) do
       local problem = validate_group(K, group, p and p.group_limit)
