@@ -601,11 +601,10 @@ class Stats:
     Counters whose name ends in `_triggers`, and accepted, merged, dropped, duplicate and replaced, count triggers.
     items_failed and items_dropped count items. dropped_version, dropped_window and dropped_full divide dropped by its
     reason: the version was older than the stored one, the window of a leading edge was open, or the message had no room
-    for any of the payload. Triggers that an older release of idemgate dropped have no reason.
-    refused_payload and refused_too_large count triggers that raised InvalidArgument for their payload. The processes
-    count them best-effort, so the store may miss some. All others count messages or deliveries. At any time, accepted =
-    acked_triggers + cancelled_triggers + deleted_triggers + expired_triggers + forwarded_triggers + the triggers of
-    stored messages.
+    for any of the payload. refused_payload and refused_too_large count triggers that raised InvalidArgument for their
+    payload. The processes count them best-effort, so the store may miss some. All others count messages or deliveries.
+    At any time, accepted = acked_triggers + cancelled_triggers + deleted_triggers + expired_triggers +
+    forwarded_triggers + the triggers of stored messages.
 
     Attributes:
         scheduled: Messages due later.
