@@ -37,6 +37,7 @@ __all__ = [
     "dead_numbers",
     "decode_dead_letter",
     "group_ids",
+    "iterate_dead_letters",
 ]
 
 T = TypeVar("T")
@@ -488,6 +489,23 @@ def _read_newest(calls: DeadLetterCalls, wanted: DeadFilter, most: int) -> Plan[
         else:
             walk.found[place] = pages.found
     return walk
+
+
+def iterate_dead_letters(
+    calls: DeadLetterCalls, send: Callable[[Any], Any], wanted: DeadFilter
+) -> Iterator[DeadLetter]:
+    """Yield all matching letters, each slot newest first. At most one page is in memory.
+
+    While the number of slots changes, letters of a slot that moves may come twice.
+    """
+    walk = _Walk(calls)
+    for place in walk:
+        pages = DeadPages(wanted)
+        while pages.at is not None:
+            page = run_plan(_read_page(walk, place, wanted, pages), send)
+            if page is None:
+                break
+            yield from pages.add_page(page)
 
 
 def _plan_move(calls: DeadLetterCalls, verb: str, selection: _Selection) -> Plan[int]:

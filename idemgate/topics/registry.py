@@ -9,15 +9,19 @@ from typing import Any, TypeVar
 from idemgate.core import keys
 from idemgate.core.calls import Batch, Call, call, stamp, text
 from idemgate.core.clock import Clock
-from idemgate.core.codec import Codec
+from idemgate.core.keys import Key
 from idemgate.errors import DecodeError
 from idemgate.store.context import Context
-from idemgate.topics.messages import Stats
+from idemgate.topics.messages import Peek, Stats
 from idemgate.topics.policy import DEFAULT, Policy, from_stored
 from idemgate.topics.topic_calls import TopicCalls
 
-__all__ = ["RegistryEntry", "StoredTopic", "find_entry", "list_entries", "stored_topics", "stored_topics_async"]
+__all__ = [
+    "RegistryEntry", "StoredTopic", "find_entry", "find_messages", "list_entries", "stored_topics",
+    "stored_topics_async",
+]  # fmt: skip
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -89,24 +93,33 @@ def find_entry(namespace: str, clock: Clock | None, name: str) -> Call[RegistryE
     )
 
 
-def _stats_batch(
-    namespace: str, clock: Clock | None, codec: Codec, plain: Policy, entries: list[RegistryEntry]
-) -> Batch[list[StoredTopic]]:
-    """Build the calls that count the messages of all topics: one script call per slot."""
-    policies = [entry.decode(lambda stored: from_stored(stored, plain)) for entry in entries]
+def _batch_of_topics(
+    context: Context,
+    entries: list[RegistryEntry],
+    build: Callable[[TopicCalls, RegistryEntry], Batch[T]],
+    read: Callable[[RegistryEntry, Policy, T], S],
+) -> Batch[list[S]]:
+    """Build the calls of several topics as one batch."""
+    policies = [entry.decode(lambda stored: from_stored(stored, DEFAULT)) for entry in entries]
     batches = [
-        TopicCalls(namespace, entry.name, policy, codec, clock).depth(entry.to)
+        build(TopicCalls(context.namespace, entry.name, policy, context.codec, context.clock), entry)
         for entry, policy in zip(entries, policies, strict=True)
     ]
 
-    def join(answers: list[Any]) -> list[StoredTopic]:
-        rest, topics = iter(answers), list[StoredTopic]()
-        for entry, policy, batch in zip(entries, policies, batches, strict=True):
-            stats = batch.join([next(rest) for _ in batch.calls])
-            topics.append(StoredTopic(entry.name, policy, None if entry.to < 0 else entry.to, stats))
-        return topics
+    def join(answers: list[Any]) -> list[S]:
+        rest = iter(answers)
+        joined = [batch.join([next(rest) for _ in batch.calls]) for batch in batches]
+        return list(map(read, entries, policies, joined))
 
     return Batch([request for batch in batches for request in batch.calls], join)
+
+
+def find_messages(context: Context, key: Key) -> dict[str, list[Peek]]:
+    """Return what each topic holds of a key, also in groups. Takes two round trips: one script call per slot."""
+    link = context.link
+    entries = link.run(list_entries(context.namespace, context.clock))
+    found = link.run_all(_batch_of_topics(context, entries, lambda calls, _: calls.find(key), lambda _, __, seen: seen))
+    return {entry.name: seen for entry, seen in zip(entries, found, strict=True)}
 
 
 def stored_topics(context: Context, active: bool) -> list[StoredTopic]:
@@ -133,4 +146,10 @@ async def stored_topics_async(
 
 
 def _context_stats(context: Context, entries: list[RegistryEntry]) -> Batch[list[StoredTopic]]:
-    return _stats_batch(context.namespace, context.clock, context.codec, DEFAULT, entries)
+    """Build the calls that count the messages of all topics: one script call per slot."""
+    return _batch_of_topics(
+        context,
+        entries,
+        lambda calls, entry: calls.depth(entry.to),
+        lambda entry, policy, stats: StoredTopic(entry.name, policy, None if entry.to < 0 else entry.to, stats),
+    )

@@ -123,19 +123,37 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
 
     def peek(self, key: Key, group: Key | None = None) -> Call[Peek]:
         """Build the call that returns the state of one key."""
+        return self._call_for_key("peek", route_of(key, group), (keys.raw(key),), self._read_peek)
+
+    def find(self, key: Key) -> Batch[list[Peek]]:
+        """Build the calls that look for a key in every slot, since its group may be unknown."""
+        return Batch([self._find(slot, keys.raw(key)) for slot in range(self.policy.slots)], flatten)
+
+    def _find(self, slot: int, raw_key: bytes) -> Call[list[Peek]]:
+        def read(reply: list[Any]) -> list[Peek]:
+            seen = self._read_peek(reply)
+            return [seen] if seen.pending or seen.in_flight else []
+
+        return self._call(
+            "peek",
+            slot,
+            (raw_key,),
+            read,
+            lambda calls, slot: Batch(
+                [calls._find(target, raw_key) for target in calls.merged_successors(slot, self)], flatten
+            ),
+        )
+
+    def _read_peek(self, reply: list[Any]) -> Peek:
         merge, codec = self.policy.merge, self.codec
-
-        def read(reply: list[Any]) -> Peek:
-            pending, due, token, lease_end, in_flight, in_flight_due = reply[2:]
-            return Peek(
-                pending=Message(pending, merge, codec, due_ms=due) if pending else None,
-                due_at=moment(due) if pending else None,
-                in_flight=Message(in_flight, merge, codec, due_ms=in_flight_due, running=True) if in_flight else None,
-                token=token if in_flight else None,
-                lease_until=moment(lease_end) if in_flight else None,
-            )
-
-        return self._call_for_key("peek", route_of(key, group), (keys.raw(key),), read)
+        pending, due, token, lease_end, in_flight, in_flight_due = reply[2:]
+        return Peek(
+            pending=Message(pending, merge, codec, due_ms=due) if pending else None,
+            due_at=moment(due) if pending else None,
+            in_flight=Message(in_flight, merge, codec, due_ms=in_flight_due, running=True) if in_flight else None,
+            token=token if in_flight else None,
+            lease_until=moment(lease_end) if in_flight else None,
+        )
 
     def versions(self, key: Key, group: Key | None = None) -> Call[StoredVersion | None]:
         """Build the call that returns the version that is stored for a key, or None."""
