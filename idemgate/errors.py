@@ -205,7 +205,7 @@ class PolicyChanged(IdemgateError):
         self._text = (
             f"topic {topic!r} exists with another policy ({differing}). Declare it with the stored policy, or raise "
             f"revision= to change it for all programs (slots and merge cannot be changed that way; "
-            f"slots can with: idemgate slots {topic} N)."
+            f"slots can with: idemgate topic reshard {topic} N)."
             if where == "store"
             else f"this program declares topic {topic!r} twice, with different policies ({differing}). Declare it "
             f"once, or with the same options. gate.topic({topic!r}) without options returns the declared topic."

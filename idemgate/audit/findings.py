@@ -82,12 +82,12 @@ KINDS: dict[str, Kind] = {
     "changing": Kind(
         "warning",
         "a command that reshards or deletes the topic is running, or was killed",
-        "if none is running, start it again: idemgate slots TOPIC N, or idemgate delete TOPIC",
+        "if none is running, start it again: idemgate topic reshard TOPIC N, or idemgate topic delete TOPIC",
     ),
     "closed": Kind(
         "error",
         "a change of the number of slots was interrupted, and its registry entry was lost",
-        "start the change again: idemgate slots TOPIC N",
+        "start the change again: idemgate topic reshard TOPIC N",
     ),
     "unregistered": Kind(
         "error",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgpack
@@ -11,6 +11,7 @@ import msgpack
 from idemgate.audit.findings import Finding, quote_argument
 from idemgate.audit.slot import LEASE_MS, TopicEntry, format_time, quote_name, token_problem
 from idemgate.core import keys
+from idemgate.core.acts import decode_act
 from idemgate.core.calls import text
 from idemgate.core.codec import Codec
 from idemgate.core.durations import LONGEST_MS
@@ -19,6 +20,7 @@ from idemgate.guard.record import decode_record
 
 __all__ = [
     "MAX_SLOTS",
+    "check_acts",
     "check_expiring",
     "check_list",
     "check_members",
@@ -161,10 +163,10 @@ def check_reshard_mark(
     else:
         slots = int(to)
         how, command = (
-            (f"changed to {slots} slots", f"slots {topic} {slots}") if slots else ("deleted", f"delete {topic}")
+            (f"changed to {slots} slots", f"reshard {topic} {slots}") if slots else ("deleted", f"delete {topic}")
         )
         what = f"topic {topic!r} is being {how}; its closed slots accept no calls until that ends"
-        yield Finding("changing", key, what, f"unless a command does this now: idemgate {command}")
+        yield Finding("changing", key, what, f"unless a command does this now: idemgate topic {command}")
 
 
 def check_slot_counts(registry: bytes, name: bytes, noted: bytes) -> Iterator[Finding]:
@@ -192,6 +194,16 @@ def check_scopes(key: bytes, fields: Mapping[bytes, bytes]) -> Iterator[Finding]
         if not (retention.isdigit() and 0 < int(retention) <= LONGEST_MS):
             what = f"the retention of scope {quote_name(scope)} is no number of ms: {quote_name(retention)}"
             yield Finding("undecodable", text(key), what, f"HDEL {quote_argument(key)} {quote_argument(text(scope))}")
+
+
+def check_acts(key: bytes, entries: Iterable[bytes]) -> Iterator[Finding]:
+    """Check that each act of an operator can be read (`idemgate act ls`)."""
+    for entry in entries:
+        try:
+            decode_act(entry)
+        except DecodeError as error:
+            mend = f"LREM {quote_argument(key)} 0 {quote_argument(entry)}"
+            yield Finding("undecodable", text(key), f"an act cannot be decoded: {error.why}", mend)
 
 
 def check_persistent(key: bytes, left_ms: int) -> Iterator[Finding]:

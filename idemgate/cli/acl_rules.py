@@ -46,14 +46,16 @@ _PUTS = (
     "topics/versions/reset", "topics/results", "topics/trigger",
 )  # fmt: skip
 _LOOKS = (*_SEES, "topics/audit", "topics/dead", "topics/policy")
+_SHOWS = ("guard/inspect", "guard/scopes", "operate/acts")
 _WORKS = (
     "topics/extend", "topics/forward", "topics/settle", "topics/settle_and_take", "topics/take", "topics/take_dead",
 )  # fmt: skip
+_RESHARDS = tuple(name for name in names() if name.startswith("topics/reshard/"))
 
 ROLES = {
     "guard": Role(
         "guards functions: once, claim, first, inspect, forget, resolve",
-        [name for name in names() if name.startswith(("guard/", "dedup/"))],
+        [name for name in names() if name.startswith(("guard/", "dedup/")) and name != "guard/scopes"],
         _LISTENS,
         ["records", "scopes", "dedup"],
     ),
@@ -82,16 +84,33 @@ ROLES = {
         [],
     ),
     "viewer": Role(
-        "reads only: inspect, peek, versions, stats, dead letters, list of topics",
-        ["guard/inspect", *_LOOKS],
+        "reads only: inspect, peek, versions, stats, dead letters, list of topics, acts of operators",
+        [*_SHOWS, *_LOOKS],
         "HGETALL ZRANGEBYSCORE",  # of membership/list, whose library writes for others
-        ["records", "topics", "members"],
+        ["records", "scopes", "topics", "members", "acts"],
         heard=False,
+    ),
+    "operator": Role(
+        "runs the commands of `idemgate key`, `topic`, `dead` and `act`",
+        [
+            *_SHOWS,
+            *_LOOKS,
+            *_PUTS,
+            *_RESHARDS,
+            "guard/cancel",
+            "guard/forget",
+            "guard/register",
+            "guard/resolve",
+            "operate/record",
+            "topics/take_dead",
+        ],
+        "",
+        ["records", "scopes", "topics", "acts"],
     ),
     "auditor": Role(
         "runs idemgate doctor --audit --read-only, and writes nothing; SCAN shows names of other keys, too",
         ["guard/inspect", "topics/audit", "topics/stats"],
-        "EXEC HMGET INFO MULTI SCAN ZRANGEBYSCORE",
+        "EXEC HMGET INFO LRANGE MULTI SCAN ZRANGEBYSCORE",
         ["all"],
         heard=False,
     ),
@@ -103,7 +122,7 @@ ROLES = {
     ),
 }
 
-_SILENT = ("dedup", "scopes")
+_SILENT = ("dedup", "scopes", "acts")
 """The key patterns that are no channels."""
 _DURABLE = "PEXPIRE SET WAIT"
 _DURABLE_7_2 = "WAITAOF"

@@ -37,6 +37,7 @@ from idemgate.errors import InvalidArgument, MissingKey
 __all__ = [
     "Key",
     "Owner",
+    "acts",
     "check_name",
     "check_scope",
     "dedup_ids",
@@ -278,6 +279,11 @@ def scopes(namespace: str) -> bytes:
     return f"ig2:{{{namespace}:scopes}}".encode()
 
 
+def acts(namespace: str) -> bytes:
+    """Return the key of the list of acts of operators."""
+    return f"ig2:{{{namespace}:acts}}".encode()
+
+
 def topics(namespace: str) -> bytes:
     """Return the key of the registry: the topics and their policies."""
     return b"ig2:{%s:topics}" % namespace.encode()
@@ -317,11 +323,12 @@ def result_channel(namespace: str, topic: str, key: bytes) -> bytes:
 def patterns(namespace: str) -> dict[str, str]:
     """Return the key patterns for ACL rules, by name. The same patterns fit the channels.
 
-    The names are `records`, `scopes`, `dedup`, `topics` (with slots and outboxes), `members`, `durability` and `all`.
+    The names are `records`, `scopes`, `acts`, `dedup`, `topics` (with slots and outboxes), `members`, `durability` and
+    `all`.
     """
     own = f"ig2:{{{check_name(namespace, 'namespace')}:"
     kinds = {"records": "once:*", "dedup": "dedup:*", "topics": "topic*", "members": "members:*"}
-    kinds |= {"scopes": "scopes}", "durability": "durability}", "all": "*"}
+    kinds |= {"scopes": "scopes}", "acts": "acts}", "durability": "durability}", "all": "*"}
     return {name: own + rest for name, rest in kinds.items()}
 
 
@@ -333,9 +340,9 @@ def is_library_key(key: bytes) -> bool:
 class Owner(NamedTuple):
     """The owner of a key in a namespace.
 
-    `kind` is "once", "scopes", "dedup", "topics", "durability", "slot", "results", "out" or "members". It is "layout"
-    for a key of another layout, and "foreign" for a key that no function here builds. `name` is the escaped scope, the
-    topic or the group of members.
+    `kind` is "once", "scopes", "acts", "dedup", "topics", "durability", "slot", "results", "out" or "members". It is
+    "layout" for a key of another layout, and "foreign" for a key that no function here builds. `name` is the escaped
+    scope, the topic or the group of members.
     """
 
     kind: str
@@ -351,7 +358,7 @@ _PART = "|".join((*PARTS, *RESULT_PARTS, _OUT))
 _SIZE = r"[1-9][0-9]{0,4}"
 _OWNERS = re.compile(
     rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
-    r"|(?P<topics>topics)\}|(?P<scopes>scopes)\}|(?P<durability>durability)\}"
+    r"|(?P<topics>topics)\}|(?P<scopes>scopes)\}|(?P<acts>acts)\}|(?P<durability>durability)\}"
     rf"|dedup:(?P<dedup>{_ESCAPED}):(?P<shard>0|[1-9]\d?)\}}:(?P<page>(?:values)?[01])"
     rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|{_SIZE})/(?P<slots>{_SIZE})\}}:(?P<part>{_PART})"
     r"|members:(?P<group>[\w.-]{1,64})\}:(?P<member>alive|meta|held)",
@@ -376,6 +383,8 @@ def owner_of(namespace: str, key: bytes) -> Owner:
         return Owner("topics")
     if found["scopes"]:
         return Owner("scopes")
+    if found["acts"]:
+        return Owner("acts")
     if found["durability"]:
         return Owner("durability")
     if found["scope"]:

@@ -21,13 +21,14 @@ DurabilityOption = Literal["fsync", "replicas"] | int | None
 _EXEMPT = frozenset(
     f"{folder}/{name}"
     for folder, names in {
-        "guard": ("inspect", "renew"),
+        "guard": ("inspect", "renew", "scopes"),
         "dedup": ("get",),
         "topics": (
             "take", "extend", "peek", "stats", "dead", "registry", "results", "policy", "audit", "count_refused",
         ),
         "topics/versions": ("read",),
         "topics/reshard": ("replies",),
+        "operate": ("acts",),
         "membership": ("heartbeat", "leave", "list"),
         "subscribers/expiry": ("ttl",),
     }.items()

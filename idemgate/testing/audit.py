@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from idemgate.audit.findings import Finding, Report
 from idemgate.audit.keys import (
     MAX_SLOTS,
+    check_acts,
     check_expiring,
     check_list,
     check_members,
@@ -237,8 +238,10 @@ class _Audit:
             elif owner.kind == "results":
                 yield from self._page(server, key, check_results)
             elif owner.kind == "scopes":
-                yield from self._scopes(server, key)
-            if owner.kind in ("topics", "scopes", "out"):
+                yield from self._whole(server, key, check_scopes, "HGETALL", key)
+            elif owner.kind == "acts":
+                yield from self._whole(server, key, check_acts, "LRANGE", key, 0, -1)
+            if owner.kind in ("topics", "scopes", "acts", "out"):
                 yield from check_persistent(key, server.command("PTTL", key))
             elif owner.kind == "durability":
                 yield from check_expiring(key, server.command("PTTL", key))
@@ -253,13 +256,16 @@ class _Audit:
         else:
             yield from check_list(name, *read)
 
-    def _scopes(self, server: Server, key: bytes) -> Iterator[Finding]:
+    def _whole(
+        self, server: Server, key: bytes, check: Callable[..., Iterator[Finding]], *command: Any
+    ) -> Iterator[Finding]:
+        """Check all that a command reads of a key."""
         try:
-            stored = server.command("HGETALL", key)
+            stored = server.command(*command)
         except ServerRejected as error:
             yield Finding("wrong-type" if "WRONGTYPE" in str(error) else "unread", text(key), f"{error}")
         else:
-            yield from check_scopes(key, stored)
+            yield from check(key, stored)
 
     def _page(self, server: Server, key: bytes, check: Callable[..., Iterator[Finding]]) -> Iterator[Finding]:
         left, head = server.transaction([("PTTL", key), ("HGET", key, "")])

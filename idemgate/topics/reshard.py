@@ -355,8 +355,8 @@ def _sum_counts(counts: list[tuple[int, int, int]]) -> tuple[int, int, int]:
 
 def _busy_text(name: str, to: int) -> str:
     if to == 0:
-        return f"it is being deleted; let that end first: idemgate delete {name}"
-    return f"it is being resharded to {to} slots; let that end first: idemgate slots {name} {to}"
+        return f"it is being deleted; let that end first: idemgate topic delete {name}"
+    return f"it is being resharded to {to} slots; let that end first: idemgate topic reshard {name} {to}"
 
 
 def _not_empty(name: str, pending: int, in_flight: int, dead: int) -> TopicInUse:
@@ -365,4 +365,4 @@ def _not_empty(name: str, pending: int, in_flight: int, dead: int) -> TopicInUse
 
 
 def _unknown_topic(name: str) -> InvalidArgument:
-    return InvalidArgument("topic", name, "no such topic in the store", "List the topics: idemgate topics")
+    return InvalidArgument("topic", name, "no such topic in the store", "List the topics: idemgate topic ls")

@@ -83,5 +83,5 @@ def _warn(waiting: Mapping[str, int]) -> None:
     more = f" and {len(waiting) - MAX_SHOWN} more" if len(waiting) > MAX_SHOWN else ""
     log.warning(
         "worker.unserved topics=%s%s: their messages wait, and this program has no handler for them. Register one, "
-        "run the program that has it, or delete them: idemgate topics", shown, more, extra={"waiting": waiting},
+        "run the program that has it, or delete them: idemgate topic ls", shown, more, extra={"waiting": waiting},
     )  # fmt: skip

@@ -22,6 +22,7 @@ from idemgate.audit.slot import Contents, Slot, SlotView, check_slot, decode_top
 from idemgate.core import keys
 from idemgate.errors import LeaseLost
 from idemgate.membership import heartbeats as members
+from idemgate.operate.acts import record_call
 from idemgate.store.nodes import servers
 from idemgate.store.sync import SyncLink
 from idemgate.testing import Clock, audit
@@ -202,6 +203,11 @@ def _left_and_holds(hand: Hand) -> None:
     hand.raw.expire(hand.name("members:crew}:held"), 60)
 
 
+def _act(hand: Hand) -> None:
+    hand.gate.context.link.run(record_call(hand.gate, "ann@host", "topic pause t", "too many errors"))
+    assert audit(hand.gate).sound
+
+
 def _page(hand: Hand, kind: str) -> bytes:
     """Return the page of a dedup set with one id, or with one value."""
     dedup = hand.gate.dedup("s", "1h")
@@ -260,6 +266,13 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "scopes}",
         lambda h: (h.raw.delete(h.name("scopes}")), h.raw.set(h.name("scopes}"), "x")),
     ),
+    "an act that cannot be read": (
+        "undecodable",
+        "acts}",
+        lambda h: (_act(h), h.raw.rpush(h.name("acts}"), b"\0" * 24 + b"\xc1")),
+    ),
+    "the acts end": ("expires", "acts}", lambda h: (_act(h), h.raw.expire(h.name("acts}"), 9))),
+    "the acts are of another type": ("wrong-type", "acts}", lambda h: h.raw.set(h.name("acts}"), "x")),
     "a page of ids that never ends": ("no-expiry", ":1", lambda h: h.raw.persist(_page(h, "ids"))),
     "a page of values that never ends": ("no-expiry", ":values1", lambda h: h.raw.persist(_page(h, "values"))),
     "a page of ids without a head": ("undecodable", ":1", lambda h: h.raw.hdel(_page(h, "ids"), "")),
@@ -913,7 +926,7 @@ def test_a_change_of_slots_that_was_cut_off_is_said_with_what_goes_on_with_it(ga
     assert report.errors == ()
     (one,) = report.findings
     assert "'t' is being changed to 4 slots" in one.what
-    assert one.remedy == "unless a command does this now: idemgate slots t 4"
+    assert one.remedy == "unless a command does this now: idemgate topic reshard t 4"
     # And when another process goes on with it, the audit is clean
     topic.reshard(4)
     assert audit(gate).sound

@@ -204,7 +204,7 @@ def test_the_environment_names_the_namespace_too(
     monkeypatch.setenv("IDEMGATE_URL", url)
     monkeypatch.setenv("IDEMGATE_NAMESPACE", "shop")
     for words, says in (
-        (["doctor"], "namespace shop"), (["topics"], "'shop'"), (["acl", "auditor"], "SETUSER shop-auditor"),
+        (["doctor"], "namespace shop"), (["topic", "ls"], "'shop'"), (["acl", "auditor"], "SETUSER shop-auditor"),
         (["doctor", "-n", "other"], "is that its name?"),
     ):  # fmt: skip
         assert main(words) == 0

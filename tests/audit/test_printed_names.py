@@ -67,13 +67,13 @@ def test_the_list_of_topics_and_errors_print_none(
     with Gate(url, namespace=NAMESPACE) as gate:
         gate.topic("t").open()
     foreign(registry, {ESCAPES.encode(errors="ignore"): raw.hget(registry, "t")})
-    assert main(["topics", "--url", url, "--namespace", NAMESPACE]) == 0
+    assert main(["topic", "ls", "--url", url, "--namespace", NAMESPACE]) == 0
     printed = capsys.readouterr().out
     check_printed(printed)
     assert "\\x1b[2J" in printed
-    main(["delete", f"no{ESCAPES}", "--url", url, "--namespace", NAMESPACE])
+    main(["topic", "delete", f"no{ESCAPES}", "--yes", "--url", url, "--namespace", NAMESPACE])
     foreign(registry, {f"{ESCAPES.encode(errors='ignore').decode()} to": "x"})
-    assert main(["topics", "--url", url, "--namespace", NAMESPACE]) == 1
+    assert main(["topic", "ls", "--url", url, "--namespace", NAMESPACE]) == 1
     check_printed(capsys.readouterr().err)
 
 

@@ -254,7 +254,7 @@ def _all_of(terminal: int) -> str:
         seen += piece
 
 
-@pytest.mark.parametrize("command", ["acl", "demo", "doctor", "run", "server", "slots", "topics"])
+@pytest.mark.parametrize("command", ["acl", "demo", "doctor", "run", "server"])
 def test_help_fits_80_columns(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):

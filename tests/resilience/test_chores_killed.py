@@ -16,9 +16,10 @@ from idemgate.testing import Clock, audit
 from tests.resilience.chores import ITEMS, LEASE, topic_of
 
 START = 1_700_000_000.0
-ELSEWHERE = {"audit", "registry", "policy", "list", "reopen"}
-"""Scripts that read, or that another test is about: `registry` and `policy` list topics, `audit` audits, `list` says
-who the members are; `reopen` undoes a change of slots that was given up."""
+ELSEWHERE = {"audit", "registry", "policy", "list", "reopen", "scopes", "count_refused"}
+"""Scripts that read, or that another test is about: `registry` and `policy` list topics, `scopes` lists scopes, `audit`
+audits, `list` says who the members are; `reopen` undoes a change of slots that was given up; `count_refused` counts
+what the client refused, best-effort."""
 
 
 class Case:

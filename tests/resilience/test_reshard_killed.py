@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -106,9 +107,9 @@ class Producer(threading.Thread):
 
 
 async def _change(url: str, namespace: str, slots: int, drawn: random.Random) -> int:
-    """`idemgate slots`, killed at a moment of its own, and run again until it ends; how often it was killed."""
+    """`idemgate topic reshard`, killed at a moment of its own, and run again until it ends; how often it was killed."""
     for kills in range(100):
-        command = ["-m", "idemgate", "slots", "work", str(slots), "--url", url, "--namespace", namespace]
+        command = ["-m", "idemgate", "topic", "reshard", "work", str(slots), "--url", url, "--namespace", namespace]
         process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
         try:
             async with asyncio.timeout(0.25 + drawn.random() * 0.15 if kills < 3 else 60):
@@ -118,7 +119,7 @@ async def _change(url: str, namespace: str, slots: int, drawn: random.Random) ->
             await process.wait()
             continue
         assert process.returncode == 0
-        assert f"work has {slots} slots" in out.decode()
+        assert re.search(rf"^slots +{slots}$", out.decode(), re.MULTILINE)
         return kills
     pytest.fail("it never ended")
 

@@ -24,6 +24,8 @@ from idemgate.errors import IdemgateError
 from idemgate.guard.claim_calls import Claims, Record, register_retention
 from idemgate.membership import heartbeats as members
 from idemgate.membership.ownership import HeartbeatRequest
+from idemgate.operate.acts import acts_call, record_call
+from idemgate.operate.keys import scopes_call
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls, TakenEntry
 from idemgate.testing import Clock
@@ -39,8 +41,8 @@ from idemgate.topics.topic_calls import TopicCalls
 from tests.messages import pack_message
 
 __all__ = [
-    "JOBS", "PAGES", "RECORDS", "SLOTS", "Jobs", "Pages", "Record", "Rig", "Slot", "ask_crew", "ask_registry",
-    "ask_theirs",
+    "JOBS", "PAGES", "RECORDS", "SLOTS", "Jobs", "Pages", "Record", "Rig", "Slot", "ask_crew", "ask_operators",
+    "ask_registry", "ask_theirs",
 ]  # fmt: skip
 
 Dump = dict[bytes, bytes]
@@ -666,6 +668,19 @@ def ask_crew(rig: Rig) -> dict[str, Call[Any]]:
         "leave": members.leave(namespace, "g", clock, "a"),
         "leave unknown": members.leave(namespace, "g", clock, "z"),
         "roll": members.list_members(namespace, "g", clock),
+    }
+
+
+def ask_operators(rig: Rig) -> dict[str, Call[Any]]:
+    """A list with an act, and a scope; what can be asked of them."""
+    gate = rig.gate
+    rig.ask(record_call(gate, "ann@host", "topic pause t", "too many errors"))
+    rig.ask(register_retention(gate.context, "s", 60_000))
+    rig.keep([keys.acts(gate.namespace), keys.scopes(gate.namespace)])
+    return {
+        "record": record_call(gate, "bob@host", "topic resume t", ""),
+        "acts": acts_call(gate, 5),
+        "scopes": scopes_call(gate),
     }
 
 

@@ -19,6 +19,8 @@ LIMIT = re.compile(r'"LIMIT"|"?0"?, "?0"?[,)]|most - 1|- 1\)|- 1, |0, 499|middle
 """What bounds a range: a limit, or both ends by rank."""
 
 BOUNDED_ELSEWHERE = {
+    ("guard/scopes", "HKEYS", "KEYS[1]"): "the most scopes that a namespace stores",
+    ("operate/record", "LRANGE", "key"): "16 acts",
     ("topics/reshard/unload", "HGETALL", "K.meta"): "counters of a slot",
     ("topics/reshard/unload", "HKEYS", "hash"): "messages that stand nowhere, of which there should be none",
     ("membership/lib/members", "HGETALL", "K.held"): "slots of the topics that a group of workers serves",

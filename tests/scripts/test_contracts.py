@@ -15,6 +15,8 @@ from idemgate.dedup.dedup import DedupCalls
 from idemgate.gate import Gate
 from idemgate.guard.claim_calls import Claims, Record, register_retention
 from idemgate.membership import heartbeats as members
+from idemgate.operate.acts import acts_call, record_call
+from idemgate.operate.keys import scopes_call
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls, TakenEntry
 from idemgate.subscribers.stream_group import Group, PendingEntry
@@ -317,6 +319,9 @@ def _calls() -> list[Call[Any]]:
         claims.forget(record, b"request", seen, force=True),
         claims.resolve(record, b"request", seen, True, 1, b"v", b"x"),
         register_retention(Gate("redis://nowhere", namespace="ns").context, "s", 1),
+        record_call(gate, "who", "what", "why"),
+        acts_call(gate, 5),
+        scopes_call(gate),
         open_topic("ns", None, "t", policy),
         stored_policy("ns", None, "t"),
         registry.list_entries("ns", None),

@@ -30,13 +30,14 @@ from tests.scripts.states import (
     Rig,
     Slot,
     ask_crew,
+    ask_operators,
     ask_registry,
     ask_theirs,
 )
 
 READS = {"topics/peek", "topics/stats", "topics/dead", "topics/reshard/replies", "topics/policy", "topics/registry",
-    "topics/versions/read", "topics/audit", "membership/list", "guard/inspect", "dedup/get",
-    "subscribers/expiry/ttl"}  # fmt: skip
+    "topics/versions/read", "topics/audit", "membership/list", "guard/inspect", "guard/scopes", "operate/acts",
+    "dedup/get", "subscribers/expiry/ttl"}  # fmt: skip
 TOLD = {
     "topics/trigger",
     "topics/settle",
@@ -102,7 +103,7 @@ def rigs(raw: Any, url: str) -> Iterator[Callable[[str], Rig]]:
 
 Scene = tuple[Rig, dict[str, Call[Any]], Any]
 STAGES: dict[str, Callable[[Rig, str], Any]] = {"slot": Slot, "record": Record, "pages": Pages, "jobs": Jobs}
-ROOMS = {"registry": ask_registry, "crew": ask_crew, "theirs": ask_theirs}
+ROOMS = {"registry": ask_registry, "crew": ask_crew, "operators": ask_operators, "theirs": ask_theirs}
 
 
 @pytest.fixture(scope="module")

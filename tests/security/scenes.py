@@ -13,10 +13,14 @@ import pytest
 from idemgate import Bury, Gate, Retry, Trigger
 from idemgate.audit.slot import Slot, read_slot
 from idemgate.cli.doctor.examine import Namespace, examine_store
+from idemgate.core.calls import new_id
 from idemgate.core.keys import list_keys
 from idemgate.errors import NoResult, ResultTimeout
+from idemgate.guard.claim_calls import register_retention
 from idemgate.membership import heartbeats as members
 from idemgate.membership.ownership import HeartbeatRequest
+from idemgate.operate.acts import perform
+from idemgate.operate.table import VERBS
 from idemgate.subscribers.expiry import rules as expiry
 from idemgate.testing import Clock, audit
 from idemgate.topics import registry
@@ -430,6 +434,58 @@ def views(on: Stage) -> None:
     assert [one.name for one in on.mine.stored_topics()] == ["t"]
     on.lasting.context.link.run(registry.list_entries(on.mine.namespace, None))
     on.mine.context.link.run(read_slot(Slot(on.mine.namespace, "t", 0, 1), on.clock, 1000, 100_000))
+    asks(on.other, "topic", "pause", topic="t")
+    assert [act["what"] for act in asks(on.mine, "act", "ls")] == ["topic pause t"]
+    assert len(asks(on.mine, "key", "show", key="f")["records"]) == 1
+
+
+def asks(gate: Gate, noun: str, name: str, **given: Any) -> Any:
+    """Does what the command `idemgate NOUN NAME` does."""
+    (verb,) = [one for one in VERBS if (one.noun, one.name) == (noun, name)]
+    empty = {"flag": False, "texts": []}
+    whole = {one.name: empty.get(one.kind) for one in verb.parameters} | given
+    return perform(gate, verb, whole, who="tests")
+
+
+def operates(on: Stage) -> None:
+    """Guarded keys: held, running, done, forgotten."""
+    on.other.claim("held", lease="1s", on_lease_loss="hold")
+    calls = claims_of(on.other)
+    on.other.context.link.run(calls.claim(calls.key("claim", "held"), new_id(), 1000, 1000, wait=True))
+    on.clock.advance("1h")
+    held = {"key": "held", "scope": "claim"}
+    assert asks(on.mine, "key", "show", key="held")["records"][0]["state"] == "held"
+    assert asks(on.mine, "key", "resolve", **held, done=True, retention=60.0)["resolved"]
+    assert asks(on.mine, "key", "forget", **held)["forgotten"]
+    on.other.claim("runs")
+    assert asks(on.mine, "key", "cancel", key="runs")["asked"]
+    on.other.claim("asked", lease="1s", on_lease_loss="hold")
+    on.clock.advance("1h")
+    on.other.once(key="{n}", scope="claim")(lambda n: n)(1)
+    on.lasting.context.link.run(register_retention(on.other.context, "claim", 60_000))
+    assert asks(on.mine, "key", "resolve", key="asked", done=True)["resolved"]
+
+
+def operates_on_topics(on: Stage) -> None:
+    topic = on.other.topic("t", window="60s", priority=True)
+    for key in "abcd":
+        topic.trigger(key, 1, group="g", event_id=key, version=1)
+    assert asks(on.mine, "topic", "trigger", topic="t", key="e", payload=1, delay=60.0)["status"] == "scheduled"
+    assert asks(on.mine, "topic", "trigger", topic="t", key="e", payload=2)["status"] == "merged"
+    assert asks(on.mine, "topic", "move", topic="t", key="e", delay=30.0)["outcome"] == "rescheduled"
+    assert asks(on.mine, "topic", "cancel", topic="t", key="e")["outcome"] == "cancelled"
+    assert asks(on.mine, "topic", "flush", topic="t")["moved"] == 4
+    for key in "ab":
+        topic.bury(topic.take(1)[0], reason=key)
+    assert len(asks(on.mine, "dead", "ls", topic="t")) == 2
+    assert asks(on.mine, "dead", "redrive", topic="t", key="a")["redriven"] == 1
+    assert asks(on.mine, "dead", "rm", topic="t", all=True)["deleted"] == 1
+    assert asks(on.mine, "topic", "versions", topic="t", key="c", group="g")["version"] == 1
+    assert asks(on.mine, "topic", "reset-version", topic="t", key="c", group="g")["reset"]
+    assert asks(on.mine, "topic", "pause", topic="t")["paused"]
+    assert asks(on.mine, "topic", "reshard", topic="t", slots=4)["slots"] == 4
+    assert asks(on.mine, "topic", "resume", topic="t")["resumed"]
+    assert asks(on.mine, "topic", "delete", topic="t", discard=True)["deleted"]
 
 
 def administers(on: Stage) -> None:
@@ -463,6 +519,7 @@ def audits(on: Stage) -> None:
     on.other.dedup("s", "1h").get_or_set("f", 1)
     said = HeartbeatRequest("m", 1, ("t",), 0, (), (("t", 0),), ())
     on.other.context.link.run(members.heartbeat(on.other.namespace, "g", on.clock, said, 60_000))
+    asks(on.other, "topic", "resume", topic="t")
     assert audit(on.mine).sound
     for key in on.raw.scan_iter(f"*{on.mine.namespace}:topic:t:*scheduled"):
         on.raw.delete(key)
@@ -501,8 +558,9 @@ SCENES: dict[str, list[Scene]] = {
     "worker": WORKER,
     "subscriber": [looks, hears, reads, consumes, scans],
     "viewer": [views],
+    "operator": [operates, operates_on_topics],
     "auditor": [audits, examines_only],
-    "admin": [*GUARD, *WORKER, views, administers, looks, examines],
+    "admin": [*GUARD, *WORKER, views, operates, operates_on_topics, administers, looks, examines],
 }
 BESIDE = {scans: ["producer"]}
 """Roles that a scene needs beside the one it is of."""

@@ -21,6 +21,8 @@ from idemgate.errors import IdemgateError, InvalidArgument, ServerRejected
 from idemgate.guard.claim_calls import register_retention
 from idemgate.lua import commands, names
 from idemgate.membership import heartbeats as members
+from idemgate.operate.acts import acts_call, record_call
+from idemgate.operate.keys import scopes_call
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls
 from idemgate.subscribers.stream_group import Group, PendingEntry
@@ -334,6 +336,9 @@ class Scene:
             claims.forget(held, new_id(), given, force=True),
             claims.resolve(ran, new_id(), given, True, 1000, b"v", b"x"),
             register_retention(gate.context, "new", 1000),
+            record_call(gate, "who", "what", "why"),
+            acts_call(gate, 5),
+            scopes_call(gate),
             open_topic(gate.namespace, gate.context.clock, "new", calls.policy),
             stored_policy(gate.namespace, gate.context.clock, "t"),
             calls.trigger(Trigger("new", 1)),
@@ -577,10 +582,7 @@ def test_an_unknown_role_is_refused() -> None:
 
 def test_every_script_has_a_role() -> None:
     given = {name for role, found in ROLES.items() if role != "admin" for name in found.scripts}
-    only_admin = {
-        f"topics/reshard/{verb}" for verb in ("begin", "close", "finish", "load", "purge", "replies", "unload")
-    }
-    assert given == set(names()) - only_admin
+    assert given == set(names())
 
 
 RUN_BY = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
@@ -10,7 +9,6 @@ import msgpack
 import pytest
 
 from idemgate import Gate, InvalidArgument, Trigger
-from idemgate.cli import main
 from idemgate.core.calls import run_plan
 from idemgate.errors import DecodeError, TopicInUse, UnexpectedData
 from idemgate.testing import Clock
@@ -187,8 +185,8 @@ async def test_what_comes_while_it_is_being_forgotten_is_kept(face: Face, gate: 
 @pytest.mark.parametrize(
     ("begun", "said"),
     [
-        (0, "it is being deleted; let that end first: idemgate delete t"),
-        (4, "it is being resharded to 4 slots; let that end first: idemgate slots t 4"),
+        (0, "it is being deleted; let that end first: idemgate topic delete t"),
+        (4, "it is being resharded to 4 slots; let that end first: idemgate topic reshard t 4"),
     ],
 )
 async def test_a_change_that_was_begun_ends_before_another(face: Face, gate: Gate, begun: int, said: str) -> None:
@@ -293,85 +291,12 @@ async def test_killed_anywhere_it_goes_on(gate: Gate, clock: Clock) -> None:
         # When it is killed after any of them, that can be seen
         assert [one.changing_to for one in gate.stored_topics() if one.name == topic.name] == [0]
         # Then it is gone when it is said again
-        with pytest.raises(TopicInUse, match=r"being deleted; .*: idemgate delete t\d+$"):
+        with pytest.raises(TopicInUse, match=r"being deleted; .*: idemgate topic delete t\d+$"):
             await topic.reshard(4)
         await topic.delete(discard=True)
         assert topic.name not in [one.name for one in gate.stored_topics()]
         assert (await topic.trigger("k")).status == "scheduled"
     assert steps > 3
-
-
-# -- the command line -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def command(url: str, namespace: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs `idemgate ...` on the namespace of this test: exit code, stdout, stderr."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = main([words[0], "--url", url, "--namespace", namespace, *words[1:]])
-        return (code, *capsys.readouterr())
-
-    return run
-
-
-def test_topics_are_listed_changed_and_forgotten(
-    command: Any, url: str, namespace: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command("topics") == (0, f"no topics in namespace {namespace!r} (--namespace names another)\n", "")
-    with Gate(url, namespace=namespace) as gate:
-        gate.topic("images", window="1h", merge={"n": "sum"}, slots=2).trigger_many(
-            [(f"k{i}", {"n": 1}) for i in range(9)]
-        )
-        # How it is listed
-        code, out, _ = command("topics")
-        header, row = out.splitlines()
-        assert code == 0
-        assert header.split()[:4] == ["topic", "slots", "scheduled", "ready"]
-        assert row.split()[:4] == ["images", "2", "9", "0"]
-        # How its slots are changed
-        assert command("slots", "images", "8") == (
-            0, "images has 8 slots, before it had 2; 9 entries were moved\n", "",
-        )  # fmt: skip
-        assert command("slots", "images", "8")[1] == "images has 8 slots already\n"
-        (found,) = json.loads(command("topics", "--json")[1])
-        assert found["policy"] == {
-            "edge": "trailing", "merge": {"n": "sum", "*": "last"}, "dedup_retention": 86400.0, "slots": 8,
-            "window": 3600.0,
-        }  # fmt: skip
-        assert (found["name"], found["slots"], found["scheduled"], found["counters"]) == (
-            "images", 8, 9, {"accepted": 9},
-        )  # fmt: skip
-        # And how it is forgotten
-        code, out, err = command("delete", "images")
-        assert (code, out) == (1, "")
-        assert "it holds 9 pending messages, 0 in flight and 0 dead letters" in err
-        code, out, _ = command("delete", "images", "--discard")
-        assert (code, out) == (0, "images is deleted; discarded: 9 pending, 0 in flight, 0 dead letters\n")
-        assert command("topics")[1] == f"no topics in namespace {namespace!r} (--namespace names another)\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("slots", "nothing", "4"), "no such topic in the store. There are: there"),
-        (("delete", "nothing"), "no such topic in the store. There are: there"),
-        (("slots", "there", "3"), "not a power of two"),
-        (("slots", "there", "0"), "not a power of two"),
-    ],
-)
-def test_what_is_wrong_is_said(command: Any, url: str, namespace: str, words: Any, said: str) -> None:
-    with Gate(url, namespace=namespace) as gate:
-        gate.topic("there").trigger("k")
-    code, out, err = command(*words)
-    assert (code, out) == (2, "")
-    assert said in err
-
-
-def test_a_number_of_slots_that_is_no_number_is_refused(command: Any) -> None:
-    with pytest.raises(SystemExit) as caught:
-        command("slots", "t", "many")
-    assert caught.value.code == 2
 
 
 async def test_only_active_topics_are_listed_on_request(face: Face) -> None:

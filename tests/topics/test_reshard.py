@@ -233,7 +233,9 @@ async def test_killed_anywhere_it_goes_on(
         assert (stored.changing_to, stored.slots) == (after, before)
         assert sum((stored.stats.in_flight, stored.stats.dead)) >= seen[0][4] + seen[0][5]
         # And begun anew it ends, and nothing is lost or there twice
-        with pytest.raises(TopicInUse, match=f"being resharded to {after} slots; .*: idemgate slots \\S+ {after}$"):
+        with pytest.raises(
+            TopicInUse, match=f"being resharded to {after} slots; .*: idemgate topic reshard \\S+ {after}$"
+        ):
             await topic.reshard(64)
         await topic.reshard(after)
         assert await _seen(topic) == seen
@@ -457,7 +459,7 @@ async def test_who_says_a_former_number_gets_the_stored_one(face: Face, other: G
     assert changed.trigger("k").status == "merged"
     assert changed.policy.slots == 8
     # But no other number
-    with pytest.raises(PolicyChanged, match="idemgate slots t N"):
+    with pytest.raises(PolicyChanged, match="idemgate topic reshard t N"):
         other.topic("t", window="30s", slots=4, revision=2).trigger("k")
 
 

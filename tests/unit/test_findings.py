@@ -152,11 +152,15 @@ def test_what_never_ends_is_told_and_what_ends_at_once_is_not() -> None:
 @pytest.mark.parametrize(
     ("change", "what", "mend"),
     [
-        (b"0 abc", "topic 't' is being deleted; its closed slots accept no calls until that ends", "idemgate delete t"),
+        (
+            b"0 abc",
+            "topic 't' is being deleted; its closed slots accept no calls until that ends",
+            "idemgate topic delete t",
+        ),
         (
             b"4 abc",
             "topic 't' is being changed to 4 slots; its closed slots accept no calls until that ends",
-            "idemgate slots t 4",
+            "idemgate topic reshard t 4",
         ),
     ],
 )

@@ -96,6 +96,8 @@ def test_the_layout_is_what_it_was() -> None:
     assert keys.topics("shop") == b"ig2:{shop:topics}"
     assert keys.scopes("shop") == b"ig2:{shop:scopes}"
     assert keys.owner_of("shop", keys.scopes("shop")) == keys.Owner("scopes")
+    assert keys.acts("shop") == b"ig2:{shop:acts}"
+    assert keys.owner_of("shop", keys.acts("shop")) == keys.Owner("acts")
     assert keys.slot("shop", "images", 3, 16)[0] == b"ig2:{shop:topic:images:3/16}:scheduled"
     assert len(keys.slot("shop", "images", 3, 16)) == 15
     assert keys.outbox("shop", "images", 3, 16) == b"ig2:{shop:topic:images:3/16}:out"

@@ -28,6 +28,7 @@ LEVELS = [
     {"gate"},
     {"default_gate"},
     {"testing"},
+    {"operate"},
     {"cli"},
     {"__init__", "__main__", "types"},
 ]

@@ -1,0 +1,124 @@
+"""`idemgate NOUN VERB`: the commands of the table of verbs (`idemgate/operate`)."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from idemgate.cli.arguments import add_namespace, add_url, count, duration, url_of
+from idemgate.cli.showing import show_answer
+from idemgate.core.text import one_line
+from idemgate.gate import Gate
+from idemgate.operate.acts import describe_act, perform
+from idemgate.operate.table import NOUNS, VERBS
+from idemgate.operate.verb import Answer, Given, Kind, Parameter, Verb
+from idemgate.worker.logs import configure_logs
+
+__all__ = ["add_to"]
+
+
+def add_to(commands: Any) -> None:
+    """Add a command for each noun to a parser."""
+    for noun, about in NOUNS.items():
+        parser = commands.add_parser(noun, help=about, description=about)
+        verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+        for verb in VERBS:
+            if verb.noun == noun:
+                _add_verb(verbs, verb)
+
+
+def _add_verb(verbs: Any, verb: Verb) -> None:
+    parser = verbs.add_parser(verb.name, help=verb.about, description=verb.about)
+    for parameter in verb.parameters:
+        _add_parameter(parser, parameter)
+    add_url(parser)
+    add_namespace(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    if verb.changes:
+        parser.add_argument("--dry-run", action="store_true", help="only show what would change")
+        parser.add_argument("--why", metavar="TEXT", default="", help="the reason, for the list of acts")
+    if verb.loses:
+        parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    parser.set_defaults(command=partial(_run, verb))
+
+
+def _add_parameter(parser: argparse.ArgumentParser, parameter: Parameter) -> None:
+    name = parameter.name if parameter.required else "--" + parameter.name.replace("_", "-")
+    if parameter.kind == "flag":
+        parser.add_argument(name, action="store_true", help=parameter.about)
+        return
+    words: dict[str, Any] = {"nargs": "*"} if parameter.kind == "texts" else {}
+    if (convert := _CONVERTERS.get(parameter.kind)) is not None:
+        words["type"] = convert
+    shown = _METAVARS.get(parameter.kind, parameter.name.upper())
+    parser.add_argument(name, metavar=shown, help=parameter.about, **words)
+
+
+def _time(text: str) -> datetime:
+    """Parse a time with an offset, such as 2026-12-24T18:00Z."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 2026-12-24T18:00Z") from None
+    if found.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"{text!r} has no offset. Add Z for UTC, or +01:00")
+    return found
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.100} is not JSON: {error}. A text needs quotes: '\"x\"'") from None
+
+
+_CONVERTERS: Mapping[Kind, Callable[[str], Any]] = {
+    "count": count, "number": int, "seconds": duration, "time": _time, "json": _json,
+}  # fmt: skip
+_METAVARS: Mapping[Kind, str] = {"count": "N", "number": "N", "seconds": "TIME", "time": "TIME", "json": "JSON"}
+
+
+def _run(verb: Verb, options: argparse.Namespace) -> int:
+    given = {parameter.name: getattr(options, parameter.name) for parameter in verb.parameters}
+    with Gate(url_of(options), namespace=options.namespace) as gate:
+        if verb.look is not None and options.dry_run:
+            answer: Answer = verb.look(gate, given)
+        elif verb.loses and not options.yes and not _confirm(verb, gate, given):
+            return 2
+        else:
+            if verb.changes:
+                configure_logs("info")
+            answer = perform(gate, verb, given, who=_who(), why=getattr(options, "why", ""))
+        show_answer(answer, gate.namespace, as_json=options.json)
+    return 0
+
+
+def _confirm(verb: Verb, gate: Gate, given: Given) -> bool:
+    """Show what would change, and ask. Return True if the answer is yes. Nobody can be asked without a terminal."""
+    assert verb.look is not None
+    if not sys.stdin.isatty():
+        command = f"idemgate {verb.noun} {verb.name}"
+        print(f"{command} loses data or runs work again. Look with --dry-run, then add --yes", file=sys.stderr)
+        return False
+    show_answer(verb.look(gate, given), gate.namespace, to=sys.stderr)
+    print(f"idemgate {one_line(describe_act(verb, given))}? Type yes: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip() == "yes":
+        return True
+    print("Nothing was changed", file=sys.stderr)
+    return False
+
+
+def _who() -> str:
+    """Return the user and the host, as the list of acts names them."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a user database
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"

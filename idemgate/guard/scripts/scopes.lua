@@ -1,0 +1,13 @@
+--- Return the scopes that programs have registered. Writes nothing.
+--- KEYS[1] scopes
+--- ARGV[1] now, us, or "" for the server's
+--- Returns {"ok", now ms, then the names} {"foreign", now ms, problem}
+--- @include "lib/now"
+--- @include "lib/raise_refusal"
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local names = redis.pcall("HKEYS", KEYS[1])
+if names.err then
+  raise_refusal(names.err)
+  return { "foreign", now_ms, "holds another type than a hash" }
+end
+return { "ok", now_ms, unpack(names) }

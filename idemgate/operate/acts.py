@@ -1,0 +1,77 @@
+"""The list of acts: who asked for which change, when and why. The store keeps the newest ones."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from idemgate.core import keys
+from idemgate.core.acts import KEPT_ACTS, decode_act, pack_act
+from idemgate.core.calls import Call, call, new_id, stamp
+from idemgate.core.text import one_line
+from idemgate.gate import Gate
+from idemgate.operate.verb import Answer, Given, Verb
+
+__all__ = ["acts_call", "describe_act", "list_acts", "perform", "record_call"]
+
+log = logging.getLogger("idemgate.operate")
+
+
+def perform(gate: Gate, verb: Verb, given: Given, *, who: str, why: str = "") -> Answer:
+    """Run a verb and return its answer. A change is recorded in the list of acts first, so that none is missing there.
+
+    Args:
+        gate: a gate of the namespace.
+        verb: the verb.
+        given: the values of its parameters.
+        who: the person or program that asks.
+        why: the reason, if one was given.
+
+    Raises:
+        InvalidArgument: a value is invalid.
+        StoreError: the store failed. The act may stand in the list all the same.
+    """
+    if verb.changes:
+        what = describe_act(verb, given)
+        assert verb.look is not None
+        verb.look(gate, given)  # what cannot be done is refused before it stands in the list
+        gate.context.link.run(record_call(gate, who, what, why))
+        facts = {"who": who, "what": what, "why": why}
+        log.info("operate.act who=%r what=%r why=%r", *map(one_line, facts.values()), extra=facts)
+    return verb.run(gate, given)
+
+
+def describe_act(verb: Verb, given: Given) -> str:
+    """Return the command of an act, without values that hold payloads or results."""
+    words = [verb.noun, verb.name]
+    for parameter in verb.parameters:
+        value = given.get(parameter.name)
+        if value is None or value is False or value == []:
+            continue
+        shown = "..." if parameter.kind == "json" else " ".join(value) if parameter.kind == "texts" else str(value)
+        flag = f"--{parameter.name.replace('_', '-')}"
+        words += [shown] if parameter.required else [flag] if value is True else [flag, shown]
+    return " ".join(words)
+
+
+def list_acts(gate: Gate, given: Given) -> list[dict[str, Any]]:
+    """Return the newest acts as facts: at, who, what and why. Raises DecodeError for damaged data."""
+    return gate.context.link.run(acts_call(gate, given["limit"] or 50))
+
+
+def acts_call(gate: Gate, n: int) -> Call[list[dict[str, Any]]]:
+    """Build the call that returns the newest `n` acts."""
+
+    def read(reply: list[Any]) -> list[dict[str, Any]]:
+        return [decode_act(entry)._asdict() for entry in reply[2:]]
+
+    return call("operate/acts", (keys.acts(gate.namespace),), (stamp(gate.context.clock), n), read)
+
+
+def record_call(gate: Gate, who: str, what: str, why: str) -> Call[None]:
+    """Build the call that records an act."""
+    args = (stamp(gate.context.clock), new_id(), pack_act(who, what, why), KEPT_ACTS)
+    return call("operate/record", (keys.acts(gate.namespace),), args, _read_nothing)
+
+
+def _read_nothing(_: list[Any]) -> None: ...

@@ -1,0 +1,145 @@
+"""Verbs of guarded keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from idemgate.core.calls import Batch, Call, call, stamp, text
+from idemgate.core.keys import record, scopes
+from idemgate.core.text import one_line
+from idemgate.errors import InvalidArgument
+from idemgate.gate import Gate
+from idemgate.guard.claim_calls import Claims, Record
+from idemgate.guard.manage import Resolution
+from idemgate.operate.topics import message_rows
+from idemgate.operate.values import show_value
+from idemgate.operate.verb import Facts, Given, Parameter, Verb
+from idemgate.topics.registry import find_messages
+
+__all__ = ["KEY_VERBS", "scopes_call"]
+
+_DEFAULTS = ("claim", "first")
+"""The scopes of `gate.claim` and `gate.first`, which no program registers."""
+
+
+def find_records(gate: Gate, key: str, scope: str | None) -> dict[str, Record]:
+    """Return the records of a key by scope, also absent ones: of this scope, or of all that the store knows."""
+    link = gate.context.link
+    wanted = [scope] if scope is not None else sorted({*_stored_scopes(gate), *_DEFAULTS})
+    claims = Claims(gate.namespace, gate.context.clock)
+    requests = [claims.inspect((record(gate.namespace, one, key),)) for one in wanted]
+    found: list[Record] = link.run_all(Batch(requests, list))
+    return dict(zip(wanted, found, strict=True))
+
+
+def _stored_scopes(gate: Gate) -> list[str]:
+    return gate.context.link.run(scopes_call(gate))
+
+
+def scopes_call(gate: Gate) -> Call[list[str]]:
+    """Build the call that returns the scopes that programs have registered."""
+    args = (stamp(gate.context.clock),)
+    return call("guard/scopes", (scopes(gate.namespace),), args, lambda reply: list(map(text, reply[2:])))
+
+
+def _scope_of(gate: Gate, given: Given) -> str:
+    """Return the scope in which a key is to be changed: the given one, or the only one that has it."""
+    if given["scope"] is not None:
+        return str(given["scope"])
+    records = find_records(gate, given["key"], None)
+    found = [scope for scope, entry in records.items() if entry.state != "absent"]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        fix = f"Name one: {', '.join(map(one_line, found))}"
+        raise InvalidArgument("scope", None, "several scopes have this key", fix)
+    problem = f"not found in the scopes that the store knows ({', '.join(map(one_line, records))})"
+    raise InvalidArgument("key", given["key"], problem, "Name another scope with --scope")
+
+
+def show_key(gate: Gate, given: Given) -> Facts:
+    """Return what is stored for a key: a row for each scope that has it, and one for each message of a topic."""
+    records = find_records(gate, given["key"], given["scope"])
+    values = given.get("values", False)
+    found = [_facts(scope, entry, values) for scope, entry in records.items() if entry.state != "absent"]
+    topics = find_messages(gate.context, given["key"]) if given["scope"] is None else {}
+    messages = [{"topic": topic} | row for topic, seen in topics.items() for row in message_rows(seen, values)]
+    state = "" if found or messages else "absent"
+    return {
+        "key": given["key"], "state": state, "scopes_searched": list(records), "topics_searched": list(topics),
+        "records": found, "messages": messages,
+    }  # fmt: skip
+
+
+def _facts(scope: str, entry: Record, values: bool) -> dict[str, Any]:
+    facts = {
+        "scope": scope, "state": entry.state, "since": entry.since, "attempts": entry.attempts,
+        "taken_over": entry.taken_over, "token": entry.token, "owner": entry.owner or None,
+        "lease_left": entry.lease_left, "retention_left": entry.retention_left, "unstored": entry.unstored_reason,
+    }  # fmt: skip
+    if values:
+        facts |= {"value": show_value(entry, "value"), "checkpoint": show_value(entry, "recovered")}
+    return facts
+
+
+def _look(gate: Gate, given: Given) -> Facts:
+    scope = _scope_of(gate, given)
+    return show_key(gate, {**given, "scope": scope})
+
+
+def forget_key(gate: Gate, given: Given) -> Facts:
+    """Delete the record of a key, so that it may run again."""
+    scope = _scope_of(gate, given)
+    return {"scope": scope, "forgotten": gate.forget(given["key"], scope=scope, force=given["force"])}
+
+
+def resolve_key(gate: Gate, given: Given) -> Facts:
+    """Decide about a held key."""
+    scope = _scope_of(gate, given)
+    done, retention = given["done"], given["retention"]
+    resolved = gate.resolve(given["key"], scope=scope, done=done, result=given["result"], retention=retention)
+    return {"scope": scope, "resolved": resolved}
+
+
+def _look_resolve(gate: Gate, given: Given) -> Facts:
+    if given["done"] == given["again"]:
+        raise InvalidArgument("done", given["done"], "not one decision", "Give either --done or --again")
+    scope, done = _scope_of(gate, given), given["done"]
+    resolution = Resolution(gate.context, given["key"], scope, done, given["result"], given["retention"])
+    if resolution.retention is None:  # raise for a scope that the store does not know
+        resolution.set_retention(gate.context.link.run(resolution.ask_retention()))
+    return show_key(gate, {**given, "scope": scope})
+
+
+def cancel_key(gate: Gate, given: Given) -> Facts:
+    """Ask the owner of a key to stop."""
+    scope = _scope_of(gate, given)
+    return {"scope": scope, "asked": gate.cancel(given["key"], scope=scope)}
+
+
+_KEY = Parameter("key", "the key", required=True)
+_SCOPE = Parameter("scope", "the scope of the key (default: the only one that has it)")
+KEY_VERBS = (
+    Verb(
+        "key", "show", "show what is stored for a key: its records in all scopes, and its messages in all topics",
+        show_key,
+        (
+            _KEY, Parameter("scope", "only the record in this scope"),
+            Parameter("values", "also show results, checkpoints and payloads", "flag"),
+        ),
+    ),
+    Verb(
+        "key", "forget", "delete the record of a key: it may run again", forget_key,
+        (_KEY, _SCOPE, Parameter("force", "also while its owner has a lease", "flag")), _look, loses=True,
+    ),
+    Verb(
+        "key", "resolve", "decide about a key whose owner lost its lease", resolve_key,
+        (
+            _KEY, _SCOPE, Parameter("done", "its work is done: it does not run again", "flag"),
+            Parameter("again", "its work is not done: it may run again", "flag"),
+            Parameter("result", "the result that duplicates get, as JSON", "json"),
+            Parameter("retention", "how long it stays done (default: the longest retention of its scope)", "seconds"),
+        ), _look_resolve,
+    ),
+    Verb("key", "cancel", "ask the owner of a key to stop", cancel_key, (_KEY, _SCOPE), _look),
+)  # fmt: skip

@@ -1,0 +1,33 @@
+"""The table of all verbs."""
+
+from __future__ import annotations
+
+from idemgate.operate.acts import list_acts
+from idemgate.operate.dead import DEAD_VERBS
+from idemgate.operate.held import HELD_VERBS
+from idemgate.operate.keys import KEY_VERBS
+from idemgate.operate.topics import TOPIC_VERBS
+from idemgate.operate.verb import Parameter, Verb
+
+__all__ = ["NOUNS", "VERBS"]
+
+NOUNS = {
+    "key": "guarded keys: show, forget, resolve, cancel",
+    "topic": "topics and their messages",
+    "dead": "dead letters: list, export, redrive, delete",
+    "held": "keys whose owner lost its lease and that wait for a decision",
+    "act": "what operators changed",
+}
+"""What each noun is about, in the order of the help."""
+
+
+VERBS: tuple[Verb, ...] = (
+    *KEY_VERBS,
+    *TOPIC_VERBS,
+    *DEAD_VERBS,
+    *HELD_VERBS,
+    Verb(
+        "act", "ls", "list the changes that operators asked for, newest first", list_acts,
+        (Parameter("limit", "the most acts (default: 50)", "count"),),
+    ),
+)  # fmt: skip

@@ -1,0 +1,60 @@
+"""A verb: one declaration of what an operator may ask. The command line is built from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from idemgate.gate import Gate
+
+__all__ = ["Answer", "Facts", "Given", "Kind", "Parameter", "Verb"]
+
+Kind = Literal["text", "texts", "count", "number", "seconds", "time", "json", "flag"]
+"""The kind of a value. "texts" are several texts, "count" is an int of at least 1, "seconds" a float that was written
+as a duration such as "5m", "time" an aware datetime, and "flag" a bool."""
+Given = Mapping[str, Any]
+"""The values of the parameters by name. An option that was not given is None, [] for "texts", and False for a flag."""
+Facts = Mapping[str, Any]
+Answer = Facts | Sequence[Facts] | Iterator[Facts]
+"""What a verb found or did: facts by name, rows with the same names, or rows that are read as they are printed.
+
+Values are those of JSON, or datetimes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a verb. A required one is given by position, the others by `--name`."""
+
+    name: str
+    about: str
+    kind: Kind = "text"
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb of a noun.
+
+    Attributes:
+        noun: what it is about: "key", "topic", "dead", ...
+        name: its name below the noun, as on the command line.
+        about: one sentence for the help.
+        run: does it. It raises InvalidArgument for what cannot be done, before anything is written.
+        parameters: its parameters, in the order of the command line.
+        look: returns what `run` would change, and writes nothing. None for a verb that only reads.
+        loses: true if data is lost, or work may run twice: it wants a confirmation.
+    """
+
+    noun: str
+    name: str
+    about: str
+    run: Callable[[Gate, Given], Answer]
+    parameters: tuple[Parameter, ...] = ()
+    look: Callable[[Gate, Given], Answer] | None = None
+    loses: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """True if it changes what the store holds."""
+        return self.look is not None

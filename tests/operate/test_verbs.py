@@ -1,0 +1,376 @@
+"""Each verb of the table: what it does to a store, what it leaves in the list of acts, and who may run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from idemgate import Gate
+from idemgate.core.keys import slot_of
+from idemgate.guard.claim_calls import register_retention
+from idemgate.operate.acts import acts_call, record_call
+from idemgate.operate.table import NOUNS, VERBS
+from tests.for_each import for_each
+from tests.operate.conftest import Command
+
+ROOT = Path(__file__).parents[2]
+
+
+class Case(NamedTuple):
+    """A command that changes something, and what it changes."""
+
+    words: tuple[str, ...]
+    answer: dict[str, Any]
+    effect: Callable[[Gate], bool]
+
+
+def case(words: str, effect: Callable[[Gate], Any], **answer: Any) -> Case:
+    return Case(tuple(words.split()), answer, effect)
+
+
+def pending(gate: Gate, key: str, group: str | None = None) -> Any:
+    return gate.topic("jobs").peek(key, group=group).pending
+
+
+def stats(gate: Gate) -> Any:
+    return gate.topic("jobs").stats()
+
+
+CHANGES = [
+    case("key forget done", lambda gate: gate.inspect("done", scope="first").state == "absent", forgotten=True),
+    case(
+        "key resolve held --done --result 7 --retention 1h", lambda gate: gate.inspect("held").value == 7, resolved=True
+    ),
+    case("key resolve held --again", lambda gate: gate.claim("held").state == "started", resolved=True),
+    case("key cancel runs", lambda gate: gate.inspect("runs").state == "in_progress", asked=True),
+    case("topic pause jobs", lambda gate: stats(gate).paused, paused=True),
+    case("topic resume jobs", lambda gate: not stats(gate).paused, resumed=False),
+    case("topic flush jobs", lambda gate: stats(gate).ready == 2, moved=2),
+    case("topic flush jobs --key grouped", lambda gate: stats(gate).ready == 1, moved=1),
+    case(
+        'topic trigger jobs new --payload {"n":9} --delay 1h --event-id first',
+        lambda gate: pending(gate, "new").payload == {"n": 9},
+        status="scheduled",
+    ),
+    case("topic cancel jobs grouped", lambda gate: pending(gate, "grouped", "g") is None, outcome="cancelled"),
+    case(
+        "topic move jobs waits --at 2099-01-01T00:00Z",
+        lambda gate: gate.topic("jobs").peek("waits").due_at.year == 2099,
+        outcome="rescheduled",
+    ),
+    case("topic reset-version jobs waits", lambda gate: gate.topic("jobs").versions("waits") is None, reset=True),
+    case("topic reshard jobs 4", lambda gate: gate.stored_topics()[1].slots == 4, before=1, slots=4),
+    case("topic delete empty", lambda gate: [one.name for one in gate.stored_topics()] == ["jobs"], deleted=True),
+    case("topic delete jobs --discard", lambda gate: len(gate.stored_topics()) == 1, discarded_dead=2),
+    case("dead redrive jobs --key bad", lambda gate: pending(gate, "bad").payload == {"n": 1}, redriven=1),
+    case("dead rm jobs --all", lambda gate: stats(gate).dead == 0, deleted=2),
+    case("dead rm jobs --all --limit 1", lambda gate: stats(gate).dead == 1, deleted=1),
+]
+READS = {
+    "key show done": {"key": "done", "state": ""},
+    "key show runs --values": {"key": "runs"},
+    "topic ls": 2,
+    "topic ls --active": 1,
+    "topic show jobs": {"topic": "jobs", "scheduled": 2, "in_flight": 1, "dead": 2},
+    "topic peek jobs waits --values": {"key": "waits", "state": ""},
+    "topic versions jobs waits": {"version": 7},
+    "dead ls jobs --reason ValueError --limit 9": 2,
+    "act ls": 0,
+}
+"""Commands that only read, and a part of the JSON: facts, or the number of rows."""
+HELD = ("held", "ls")
+
+
+def words_of(parts: tuple[str, ...]) -> list[str]:
+    """Add `--yes` where a verb asks."""
+    (verb,) = [one for one in VERBS if (one.noun, one.name) == parts[:2]]
+    return [*parts, "--yes"] if verb.loses else [*parts]
+
+
+def acts(gate: Gate) -> list[dict[str, Any]]:
+    return gate.context.link.run(acts_call(gate, 1000))
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_these_cases_are_all_verbs() -> None:
+    changing = {one.words[:2] for one in CHANGES}
+    assert changing == {(verb.noun, verb.name) for verb in VERBS if verb.changes}
+    reading = {tuple(words.split()[:2]) for words in READS} | {HELD, ("dead", "export")}
+    assert reading == {(verb.noun, verb.name) for verb in VERBS if not verb.changes}
+
+
+def test_each_noun_has_verbs_and_no_verb_is_declared_twice() -> None:
+    names = [(verb.noun, verb.name) for verb in VERBS]
+    assert {noun for noun, _ in names} == set(NOUNS)
+    assert len(names) == len(set(names))
+    for verb in VERBS:
+        assert len({one.name for one in verb.parameters}) == len(verb.parameters), verb.name
+        assert not verb.loses or verb.changes, verb.name
+
+
+@for_each("noun", NOUNS)
+def test_the_help_names_the_verbs_of_a_noun_and_their_parameters(command: Command, noun: str) -> None:
+    assert noun in command("--help").out
+    overview = command(noun, "--help").out
+    for verb in [one for one in VERBS if one.noun == noun]:
+        assert re.search(rf"^    {verb.name}\b", overview, re.MULTILINE)
+        whole = command(noun, verb.name, "--help").out
+        for parameter in verb.parameters:
+            assert parameter.required or f"--{parameter.name.replace('_', '-')}" in whole
+        assert ("--dry-run" in whole, "--yes" in whole) == (verb.changes, verb.loses)
+
+
+def test_the_page_of_operations_names_each_verb() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert {f"{one.noun} {one.name}" for one in VERBS if f"`{one.noun} {one.name}" not in page} == set()
+
+
+# -- changes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("one", CHANGES, ids=lambda one: " ".join(one.words))
+@pytest.mark.parametrize("role", ["everybody", "operator"])
+def test_a_change_is_looked_at_made_and_recorded(
+    command: Command, filled: Gate, url: str, users: Any, stored: Any, one: Case, role: str
+) -> None:
+    user = url if role == "everybody" else users(role)
+    # When it is only looked at, Then nothing is written
+    before = stored()
+    looked = command(*one.words, "--dry-run", "--json", as_user=user)
+    assert (looked.code, stored()) == (0, before), looked.err
+    assert isinstance(json.loads(looked.out), dict)
+    # When it is made, Then it says what it did, and did it
+    made = command(*words_of(one.words), "--why", "a reason", "--json", as_user=user)
+    assert made.code == 0, made.err
+    assert one.answer.items() <= json.loads(made.out).items()
+    assert one.effect(filled)
+    # And it stands in the list of acts, without payloads and results
+    [act] = acts(filled)
+    assert act["what"].split()[:3] == list(one.words[:3])
+    assert act["why"] == "a reason"
+    assert "@" in act["who"]
+    assert '{"n":9}' not in act["what"]
+    assert "--result 7" not in act["what"]
+    assert " ".join(one.words[:3]) in command("act", "ls").out
+
+
+@pytest.mark.parametrize("one", CHANGES, ids=lambda one: " ".join(one.words))
+def test_a_viewer_is_refused_and_nothing_is_written(
+    command: Command, filled: Gate, users: Any, stored: Any, one: Case
+) -> None:
+    user, before = users("viewer"), stored()
+    ran = command(*words_of(one.words), as_user=user)
+    assert (ran.code, ran.out) == (1, "")
+    assert "access list" in ran.err
+    assert stored() == before
+
+
+@pytest.mark.parametrize("words", READS)
+@pytest.mark.parametrize("role", ["viewer", "operator"])
+def test_a_verb_that_reads_writes_nothing(
+    command: Command, filled: Gate, users: Any, stored: Any, words: str, role: str
+) -> None:
+    user, before, expected = users(role), stored(), READS[words]
+    ran = command(*words.split(), "--json", as_user=user)
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    if isinstance(expected, int):
+        assert len(found) == expected
+    else:
+        assert expected.items() <= found.items()
+    text = command(*words.split(), as_user=user)
+    assert (text.code, stored()) == (0, before)
+    assert text.out
+
+
+def test_held_keys_are_found_by_an_operator_who_may_scan(
+    command: Command, filled: Gate, users: Any, stored: Any
+) -> None:
+    before = stored()
+    assert command(*HELD, as_user=users("operator")).code == 1
+    both = users("operator", "auditor")
+    rows = json.loads(command(*HELD, "--json", as_user=both).out)
+    assert sorted((row["scope"], row["key"]) for row in rows) == [("claim", "held"), ("claim", "held too")]
+    assert len(json.loads(command(*HELD, "--json", "--limit", "1", as_user=both).out)) == 1
+    assert stored() == before
+
+
+# -- the list of acts -------------------------------------------------------------------------------------------------
+
+
+def test_a_retry_records_an_act_once(gate: Gate) -> None:
+    call = record_call(gate, "ann@host", "topic pause t", "")
+    for _ in range(2):
+        gate.context.link.run(call)
+    gate.context.link.run(record_call(gate, "ann@host", "topic pause t", ""))
+    assert len(acts(gate)) == 2
+
+
+def test_only_the_newest_acts_are_kept(command: Command, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("idemgate.operate.acts.KEPT_ACTS", 3)
+    for n in range(5):
+        gate.context.link.run(record_call(gate, "ann@host", f"act {n}", "x" * 10_000))
+    assert [act["what"] for act in acts(gate)] == ["act 4", "act 3", "act 2"]
+    assert all(len(act["why"]) == 500 for act in acts(gate))
+    assert len(json.loads(command("act", "ls", "--limit", "2", "--json").out)) == 2
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "topic pause nothing": "no such topic in the store. There are: empty, jobs",
+    "topic flush nothing": "no such topic",
+    "topic delete nothing --yes": "no such topic",
+    "topic reshard nothing 4": "no such topic",
+    "topic reshard jobs 3": "not a power of two",
+    "topic reshard jobs 0": "not a whole number of at least 1",
+    "topic reshard jobs many": "not a whole number",
+    "topic move jobs waits": "Give --at or --delay",
+    "topic move jobs waits --at 2026-12-24T18:00": "has no offset. Add Z for UTC, or +01:00",
+    "topic move jobs waits --at tomorrow": "is no time such as",
+    "topic move jobs waits --delay soon": "soon",
+    "topic trigger jobs new --payload {n:1}": "is not JSON",
+    "topic trigger jobs new --priority 5": "priority=5",
+    "topic trigger jobs new --delay 1s --at 2026-12-24T18:00Z": "at=",
+    "key show": "required: KEY",
+    "key forget absent --yes": "not found in the scopes that the store knows (claim, first)",
+    "key forget twice --yes": "several scopes have this key. Name one: claim, first",
+    "key resolve held": "Give either --done or --again",
+    "key resolve held --done": "the store does not know the scope 'claim'",
+    "key resolve held --done --result x": "is not JSON",
+    "dead redrive jobs": "or --all",
+    "dead redrive jobs 1-1 --all": "not one selection",
+    "dead redrive jobs --all --limit 0": "at least 1",
+    "dead redrive jobs one": "not the id of a dead letter",
+    "dead rm jobs --since 2026-12-24 --yes": "has no offset",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_done_is_refused_before_anything_is_written(
+    command: Command, filled: Gate, stored: Any, words: str
+) -> None:
+    before = stored()
+    ran = command(*words.split())
+    assert (ran.code, ran.out) == (2, "")
+    assert REFUSED[words] in " ".join(ran.err.split())
+    assert stored() == before
+
+
+def test_a_key_is_found_without_its_scope_and_topic(command: Command, filled: Gate) -> None:
+    found = json.loads(command("key", "show", "runs", "--json").out)
+    assert [(one["scope"], one["state"]) for one in found["records"]] == [("claim", "in_progress")]
+    assert [(one["topic"], one["state"], one["triggers"]) for one in found["messages"]] == [("jobs", "in flight", 1)]
+    grouped = json.loads(command("key", "show", "grouped", "--json").out)
+    assert [(one["state"], one["group"]) for one in grouped["messages"]] == [("pending", "g")]
+    absent = command("key", "show", "nowhere")
+    assert absent.code == 0
+    assert re.search(r"state +absent\n.*searched +claim, first\n.*searched +empty, jobs", absent.out)
+
+
+def test_a_scope_that_a_program_registered_is_searched(command: Command, gate: Gate) -> None:
+    guarded = gate.once(key="{n}", scope="orders", retention="1h")(lambda n: n)
+    guarded(7)
+    gate.context.link.run(register_retention(gate.context, "orders", 3_600_000))
+    [record] = json.loads(command("key", "show", "7", "--json").out)["records"]
+    assert (record["scope"], record["state"]) == ("orders", "done")
+
+
+def test_of_a_key_in_several_groups_one_has_to_be_named(command: Command, gate: Gate) -> None:
+    topic = gate.topic("t", slots=4)
+    assert len({slot_of(route, 4) for route in (b"a", b"d", b"k")}) == 3  # in one slot they would be one message
+    for group in ("a", "d", None):
+        topic.trigger("k", 1, delay="1h", group=group)
+    refused = command("topic", "cancel", "t", "k", "--yes")
+    assert refused.code == 2
+    assert "several groups. Name one: (none), a, d" in refused.err
+    assert command("topic", "cancel", "t", "k", "--yes", "--group", "a").code == 0
+    assert topic.peek("k", group="a").pending is None
+    assert topic.peek("k", group="d").pending is not None
+
+
+def test_what_loses_data_asks(command: Command, filled: Gate, stored: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("topic", "delete", "empty")
+    # Without a terminal it refuses, and says what to do
+    before = stored()
+    with Path(os.devnull).open() as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        refused = command(*words)
+    assert (refused.code, refused.out) == (2, "")
+    assert "Look with --dry-run, then add --yes" in refused.err
+    # On a terminal it shows what would change, and goes on only after "yes"
+    for answer, code in ((b"y\n", 2), (b"\x04", 2), (b"yes\n", 0)):
+        assert stored() == before
+        master, slave = pty.openpty()
+        with os.fdopen(slave) as terminal:
+            monkeypatch.setattr(sys, "stdin", terminal)
+            os.write(master, answer)
+            ran = command(*words)
+        os.close(master)
+        assert ran.code == code
+        assert "topic      empty" in ran.err
+        assert ("Nothing was changed" in ran.err) is (code == 2)
+    assert [one.name for one in filled.stored_topics()] == ["jobs"]
+
+
+# -- what is printed --------------------------------------------------------------------------------------------------
+
+
+def test_names_are_escaped_in_text(command: Command, gate: Gate) -> None:
+    key = "k\x1b[2J\nall is well\u202e"
+    topic = gate.topic("t")
+    topic.trigger(key, "\x1b[2J")
+    gate.claim(key)
+    gate.context.link.run(record_call(gate, "ann\x1b[2J", f"key show {key}", ""))
+    printed = [
+        command("key", "show", key, "--values"),
+        command("topic", "peek", "t", key, "--values"),
+        command("topic", "cancel", "t", key, "--dry-run"),
+        command("act", "ls"),
+    ]
+    topic.bury(topic.take(1)[0], reason="\x1b[2J")
+    printed += [command("dead", "ls", "t", "--values"), command("topic", "flush", "t", "--key", key)]
+    for ran in printed:
+        assert ran.code == 0, ran.err
+        assert [char for char in ran.out + ran.err if not char.isprintable() and char != "\n"] == []
+        assert "all is well" not in ran.out.splitlines()
+    # JSON has them in full
+    assert json.loads(command("dead", "ls", "t", "--json").out)[0]["key"] == key
+
+
+def test_dead_letters_are_exported_a_line_each(command: Command, gate: Gate) -> None:
+    topic = gate.topic("t", slots=2)
+    for n in range(120):
+        topic.trigger(f"k{n}", n)
+    topic.trigger("odd", (1, 2))
+    while taken := topic.take(100):
+        for delivery in taken:
+            topic.bury(delivery, reason="why")
+    lines = [json.loads(line) for line in command("dead", "export", "t").out.splitlines()]
+    assert {line["key"]: line["payload"] for line in lines if "payload" in line} == {f"k{n}": n for n in range(120)}
+    [odd] = [line for line in lines if "payload" not in line]
+    assert (odd["key"], odd["payload_msgpack"]) == ("odd", "xwMHkgEC")
+    assert {"id", "reason", "died_at", "attempts", "triggers", "first_at", "last_at"} <= odd.keys()
+    assert command("dead", "export", "t", "--key", "odd").out.count("\n") == 1
+
+
+def test_a_payload_that_json_cannot_hold_is_shown(command: Command, gate: Gate) -> None:
+    gate.topic("t").trigger("k", {(1, 2): {3}, "nan": float("nan")})
+    [row] = json.loads(command("topic", "peek", "t", "k", "--values", "--json").out)["messages"]
+    assert row["payload"] == "{(1, 2): {3}, 'nan': nan}"
+
+
+def test_an_empty_list_says_so(command: Command, gate: Gate) -> None:
+    gate.topic("t").open()
+    assert command("dead", "ls", "t").out.startswith(f"nothing found in namespace {gate.namespace!r}")
+    assert json.loads(command("dead", "ls", "t", "--json").out) == []
