@@ -166,7 +166,7 @@ def test_the_audit_and_the_commands_on_the_url_of_a_single_node_name_the_fix(
     refused = False
     for port in ports:
         url = f"redis://127.0.0.1:{port}"
-        for command in (["topics"], ["doctor", "--audit"], ["doctor"]):
+        for command in (["topic", "ls"], ["doctor", "--audit"], ["doctor"]):
             status = main([*command, "--url", url, "--namespace", namespace])
             said = capsys.readouterr()
             text = " ".join((said.out + said.err).split())
