@@ -3,7 +3,7 @@
 `IDEMGATE_TEST_URL` names another server to run on; else one is started, of the program in `IDEMGATE_SERVER` if that is
 set, and ends with the tests. With `IDEMGATE_TEST_PROTOCOL=3` its URL asks for RESP3, and with
 `IDEMGATE_TEST_ROLES=guard,producer` the gate of a test logs in as a user with the access list of these roles
-(`tools/roles.py`).
+(`tools/roles.py`). With `IDEMGATE_TEST_LOOP=uvloop` every event loop is one of uvloop.
 
 Tests of faults say what they did with `record_fault`, and draw what is left to chance from `drawn` (`tests/seeds.py`).
 `IDEMGATE_FAULTS` is how many of each fault they inject (`tools/reliability.py`).
@@ -48,6 +48,8 @@ settings.load_profile("idemgate")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if loop := os.environ.get("IDEMGATE_TEST_LOOP"):
+        asyncio.set_event_loop_policy(import_module(loop).EventLoopPolicy())
     gc.disable()  # until all is collected: nothing of it is garbage, and looking for some takes a fifth of the time
     if redis.__version__.startswith("5.0."):
         # It leaves the sockets of failed connections to the garbage collector.

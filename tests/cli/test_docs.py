@@ -23,7 +23,7 @@ PAGES = [
 ]
 SERVER = "redis://localhost:6379/0"
 POSTGRES = "postgresql://localhost/shop"
-FRAMEWORK = re.compile(r"^(?:from|import) (celery|cloudpickle|django|dramatiq|paho|pika|rq)\b", re.MULTILINE)
+FRAMEWORK = re.compile(r"^(?:from|import) (celery|cloudpickle|django|dramatiq|paho|pika|rq|uvloop)\b", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

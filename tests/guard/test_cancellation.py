@@ -201,7 +201,7 @@ async def test_cancelled_at_any_moment_a_key_is_done_or_free(gate: Gate) -> None
     for turns in range(0, 50, 2):
         task = asyncio.create_task(handle(str(turns)))
         for _ in range(turns):
-            await asyncio.sleep(0.0001)
+            await asyncio.sleep(0.001)
         task.cancel()
         await asyncio.wait([task])
     await settled(gate)
