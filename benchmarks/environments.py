@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.machine import ROOT
@@ -32,7 +33,13 @@ NODE = {"bullmq_node": ["bullmq@6.7.0", "ioredis@6.0.0"]}
 
 
 def made(name: str) -> bool:
-    """Whether a contestant can run. Those that are neither in PYTHON nor in NODE run in this environment."""
+    """Whether a contestant can run. Those that are neither in PYTHON nor in NODE run in this environment.
+
+    "NAME+uvloop" is the contestant NAME with the event loop of that library.
+    """
+    name, _, loop = name.partition("+")
+    if loop and find_spec(loop) is None:
+        return False
     if name in NODE:
         return (CACHE / name / "node_modules").exists()
     return name not in PYTHON or (CACHE / name / "bin" / "python").exists()
@@ -58,5 +65,6 @@ def command(name: str, url: str) -> list[str]:
         script = CACHE / name / f"{name}.mjs"  # beside its node_modules, where imports are looked for
         shutil.copy(ROOT / "benchmarks" / "peers" / f"{name}.mjs", script)
         return ["node", str(script), url]
+    name, *loop = name.split("+")
     python = str(CACHE / name / "bin" / "python") if name in PYTHON else sys.executable
-    return [python, "-m", f"benchmarks.peers.{name}", url]
+    return [python, "-m", f"benchmarks.peers.{name}", url, *loop]

@@ -1,19 +1,17 @@
 """Bytes of the server's memory per remembered key: 21-byte keys, as many of each kind; and what the server takes for
-any string of that size under a key of that size, with an expiry."""
+any string of that size under a key of that size, with an expiry. On each server that is here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
-
-import redis
 
 from benchmarks.contestants import begin, contestants, end
 from benchmarks.measuring import Row
 from benchmarks.plan import Plan
-from benchmarks.server import port_of, started, used_memory
+from benchmarks.server import port_of, programs, started, used_memory
 from idemgate import Gate, Trigger
-from idemgate.store.embedded.server import start
 from tests.claims import claims_of
 
 __all__ = ["run"]
@@ -24,39 +22,29 @@ PEERS = {"by_hand": "first", "idemkit": "first", "powertools": "first", "idempot
 
 
 def run(plan: Plan) -> list[Row]:
-    """The rows; `bytes` has one figure: memory does not vary."""
-    n = 16_000 if plan.share >= 1 else 4_000  # just below a power of two, where the server's tables are full
+    """The rows, whose `step` is the server; `bytes` has one figure: memory does not vary. Peers on the first only."""
+    n = 16_000 if plan.share >= 1 else 4_000  # just below a power of two, where Redis's tables are full
     many = 200_000 if plan.share >= 1 else 50_000  # of what is for many, and shares keys
-    with started() as server:
-        url = f"redis://127.0.0.1:{port_of(server)}/0"
-        with Gate(url, namespace="bench") as gate:
-            rows = [_grown(server, who, keep, n) for who, keep in _kinds(gate, server).items()]
-            rows.append(_grown(server, "idemgate, compact", lambda n: _dedup_ids(gate, n), many))
-            rows.append(_grown(server, "idemgate, compact, 16-byte result", lambda n: _dedup_values(gate, n), many))
-            rows.append(_grown(server, "idemgate, event id of a topic", lambda n: _events(gate, server, n), many))
-            rows.append(_grown(server, "idemgate, a pending message", lambda n: _pending(gate, server, n), n))
-            rows.append(_grown(server, "its floor: a bare ZADD and HSET", lambda n: _bare_messages(server, n), n))
-            rows.append(_grown(server, "idemgate, a message in flight", lambda n: _in_flight(gate, server, n), n))
-        with contestants(list(PEERS), url) as sides:
-            for who, side in sides.items():
-                rows.append(_grown(server, who, lambda n, side=side, who=who: _ask(side, PEERS[who], n), n))
-    rows += _embedded(n)
+    rows: list[Row] = []
+    for name, program in programs().items():
+        with started(program=program) as server:
+            url = f"redis://127.0.0.1:{port_of(server)}/0"
+            sizes = _idemgate(server, url, n, many) | ({} if rows else _peers(server, url, n))
+        rows += ({"who": who, "step": name, "bytes": [size], "ops": [n]} for who, size in sizes.items())
     print()
     return rows
 
 
-def _embedded(n: int) -> list[Row]:
-    """The same of the embedded server, which says what it is."""
-    with start() as embedded, redis.Redis.from_url(embedded.url, decode_responses=True) as server:
-        about = server.info("server")
-        name = f"Valkey {about['valkey_version']}" if "valkey_version" in about else f"Redis {about['redis_version']}"
-        with Gate(embedded.url, namespace="bench") as gate:
-            kinds = _kinds(gate, server) | {
-                "idemgate, a pending message": lambda n: _pending(gate, server, n),
-                "its floor: a bare ZADD and HSET": lambda n: _bare_messages(server, n),
-                "idemgate, a message in flight": lambda n: _in_flight(gate, server, n),
-            }
-            return [_grown(server, f"{who}; {name}", keep, n) for who, keep in kinds.items()]
+def _idemgate(server: Any, url: str, n: int, many: int) -> dict[str, float]:
+    with Gate(url, namespace="bench") as gate:
+        sizes = {who: _grown(server, keep, n) for who, keep in _kinds(gate, server).items()}
+        shared = {who: _grown(server, keep, many) for who, keep in _shared(gate, server).items()}
+    return sizes | shared
+
+
+def _peers(server: Any, url: str, n: int) -> dict[str, float]:
+    with contestants(list(PEERS), url) as sides:
+        return {who: _grown(server, partial(_ask, side, PEERS[who]), n) for who, side in sides.items()}
 
 
 def _kinds(gate: Gate, server: Any) -> dict[str, Callable[[int], object]]:
@@ -78,6 +66,18 @@ def _kinds(gate: Gate, server: Any) -> dict[str, Callable[[int], object]]:
         "idemgate, no result": first,
         "its floor, too": lambda n: _bare(gate, server, first, n),
         "a bare SET PX of the 21 bytes alone": plain,
+        "idemgate, a pending message": lambda n: _pending(gate, server, n),
+        "its floor: a bare ZADD and HSET": lambda n: _bare_messages(server, n),
+        "idemgate, a message in flight": lambda n: _in_flight(gate, server, n),
+    }
+
+
+def _shared(gate: Gate, server: Any) -> dict[str, Callable[[int], object]]:
+    """What is for many, and shares keys."""
+    return {
+        "idemgate, compact": lambda n: _dedup_ids(gate, n),
+        "idemgate, compact, 16-byte result": lambda n: _dedup_values(gate, n),
+        "idemgate, event id of a topic": lambda n: _events(gate, server, n),
     }
 
 
@@ -148,7 +148,7 @@ def _ask(side: Any, step: str, n: int) -> None:
     end(side)
 
 
-def _grown(server: Any, who: str, keep: Callable[[int], object], n: int) -> Row:
+def _grown(server: Any, keep: Callable[[int], object], n: int) -> float:
     """Return the memory that `n` keys add. A first, smaller run opens the connections."""
     server.flushall()
     keep(max(1_000, n // 10))
@@ -156,7 +156,7 @@ def _grown(server: Any, who: str, keep: Callable[[int], object], n: int) -> Row:
     before = _data_memory(server)
     keep(n)
     print(".", end="", flush=True)
-    return {"who": who, "step": "memory", "bytes": [(_data_memory(server) - before) / n], "ops": [n]}
+    return (_data_memory(server) - before) / n
 
 
 def _data_memory(server: Any) -> int:

@@ -9,6 +9,8 @@ __all__ = ["APART", "PARTS", "Plan"]
 PARTS = {
     "wire": "limits of the server, of redis-py and of a bare socket",
     "guard": "guards, first call and replay",
+    "threads": "guards that callers in 1 to 64 threads share, pinned and on any core",
+    "loops": "guards on asyncio and on uvloop",
     "scheduler": "enqueue, drain, and both at once",
     "unpinned": "some of both, with the server and the clients on any core",
     "lateness": "how long after due, at 200 a second",

