@@ -7,14 +7,15 @@ from string import Template
 
 from benchmarks.environments import RESULTS
 from benchmarks.machine import ROOT
-from benchmarks.report import sections
-from benchmarks.report.targets import reasons, targets
+from benchmarks.report import sections, summary
 
 __all__ = ["write"]
 
 PAGE = ROOT / "docs" / "performance.md"
 PICTURES = ROOT / "docs" / "performance"
-SECTIONS: dict[str, Callable[[], str]] = {name: getattr(sections, name) for name in sections.__all__}
+SECTIONS: dict[str, Callable[[], str]] = {
+    name: getattr(module, name) for module in (summary, sections) for name in module.__all__
+}
 
 
 def write() -> None:
@@ -26,5 +27,5 @@ def write() -> None:
     pictures = {name.replace("-", "_"): f"![{name}](performance/{name}.svg)" for name in draw(PICTURES)}
     plots = {f"{name}_plot": link for name, link in pictures.items()}
     blank = {name: "" for name in text.get_identifiers() if name.endswith("_plot")}
-    PAGE.write_text(text.substitute(blank | plots, targets=targets(), reasons=reasons(), **found))
+    PAGE.write_text(text.substitute(blank | plots | found))
     print(f"{PAGE.relative_to(ROOT)}, from {RESULTS}")

@@ -10,11 +10,11 @@ from benchmarks.measuring import Row, spread
 
 __all__ = [
     "Rows",
-    "best",
     "count",
     "cpu",
     "cpu_ratio",
     "middle",
+    "per_core",
     "ranged",
     "ratio",
     "ratios",
@@ -46,12 +46,6 @@ def ratios(rows: Rows, step: str, ours: str, theirs: str, our_step: str = "", fi
     return [a / b for a, b in zip(mine, other, strict=False)]
 
 
-def best(rows: Rows, step: str, among: Iterable[str]) -> str:
-    """The fastest at a step; the first of them if none was measured."""
-    among = list(among)
-    return max(among, key=lambda who: middle(rows, who, step) or 0.0)
-
-
 def cpu(rows: Rows, who: str, step: str) -> float | None:
     """Microseconds of both sides together."""
     client, server = middle(rows, who, step, "client_us"), middle(rows, who, step, "server_us")
@@ -62,6 +56,12 @@ def cpu_ratio(rows: Rows, step: str, ours: str, theirs: str) -> float | None:
     """How many times less CPU, of both sides together."""
     mine, other = cpu(rows, ours, step), cpu(rows, theirs, step)
     return None if mine is None or other is None else other / mine
+
+
+def per_core(rows: Rows, who: str, step: str) -> float | None:
+    """Operations a second that one core of the server can serve."""
+    spent = middle(rows, who, step, "server_us")
+    return 1e6 / spent if spent else None
 
 
 def count(number: float | None, digits: int = 0) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import nan
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.ticker import NullFormatter
 
-from benchmarks.report.figures import Rows, count, middle, rows_of
-from benchmarks.report.sections import name_of
-from benchmarks.report.targets import reached
+from benchmarks.report.figures import Rows, count, middle, per_core, rows_of
+from benchmarks.report.sections import name_of, servers_of
+from benchmarks.report.summary import GUARD, TOPIC
 
 __all__ = ["draw"]
 
@@ -29,7 +29,7 @@ def draw(folder: Path) -> list[str]:
     guard, scheduler, late, merged = (rows_of(part) for part in ("guard", "scheduler", "lateness", "merging"))
     many = {"first": "first_async_200", "replay": "replay_async_200"}
     pictures: dict[str, Callable[[], Any]] = {
-        "aims": _aims,
+        "cores": lambda: _bars("per second that one core of the server can serve", _cores()),
         "guard-sync": lambda: _bars("calls per second, one caller", _by(guard, {"first": "first", "replay": "replay"})),
         "guard-async": lambda: _bars("calls per second, 200 tasks", _by(guard, many)),
         "scheduler": lambda: _bars("messages per second, one process", _by(scheduler, _SCHEDULED)),
@@ -63,9 +63,18 @@ def _by(rows: Rows, steps: Mapping[str, str]) -> dict[str, Bars]:
 
 
 def _group(rows: Rows, step: str, figure: str) -> Bars:
-    whos = dict.fromkeys(who for who, _ in rows if who != "bare")
-    bars = [(name_of(who).strip("*"), middle(rows, who, step, figure)) for who in whos]
+    return _measured(rows, lambda who: middle(rows, who, step, figure))
+
+
+def _measured(rows: Rows, figure: Callable[[str], float | None]) -> Bars:
+    bars = [(name_of(who).strip("*"), figure(who)) for who in dict.fromkeys(who for who, _ in rows if who != "bare")]
     return [(who, one) for who, one in bars if one is not None]
+
+
+def _cores() -> dict[str, Bars]:
+    """Of 32 threads, the column with most of the peers, and of the first columns of a topic."""
+    shown = ((label, rows_of(part), step) for label, part, step in (*GUARD[2:4], *TOPIC[:2]))
+    return {label: _measured(rows, partial(per_core, rows, step=step)) for label, rows, step in shown}
 
 
 def _late(rows: Rows) -> dict[str, Bars]:
@@ -74,7 +83,7 @@ def _late(rows: Rows) -> dict[str, Bars]:
 
 def _memory() -> Bars:
     rows = rows_of("memory")
-    return [(who, size) for who, size in _group(rows, "memory", "bytes") if ";" not in who]
+    return _group(rows, servers_of(rows)[0], "bytes") if rows else []
 
 
 def _bars(title: str, groups: dict[str, Bars], least: bool = False, log: bool = False) -> Any:
@@ -101,30 +110,6 @@ def _bars(title: str, groups: dict[str, Bars], least: bool = False, log: bool = 
 def _color(who: str) -> str:
     limit = who.startswith(("limit", "its floor", "a bare"))
     return LIMIT if limit else OURS if who.startswith("idemgate") else THEIRS
-
-
-def _aims() -> Any:
-    """How far each aim was reached, and how far the limit would go: 1 is the aim, right of it is better."""
-    found = reached()
-    if not found:
-        return None
-    figure, axes = plt.subplots(figsize=(9, 0.9 + 0.24 * len(found)), layout="constrained")
-    names, ours, limits = zip(*found, strict=True)
-    places = range(len(names))
-    axes.hlines(places, 1, ours, color=LIMIT, linewidth=3)
-    colors = [OURS if one < 1 else THEIRS for one in ours]
-    axes.scatter(ours, places, color=colors, zorder=3, label="measured (red: missed)")
-    most = [nan if limit is None else limit for limit in limits]
-    axes.scatter(most, places, marker="|", s=120, color="black", zorder=3, label="the limit")
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set(xscale="log", title="1 is the aim; right of it is better", yticks=places, yticklabels=names)
-    axes.set_xticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"])
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", labelsize="small")
-    figure.legend(loc="outside lower center", ncols=2)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
 
 
 def _growth() -> Any:

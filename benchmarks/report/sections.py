@@ -9,15 +9,17 @@ from typing import Any
 from benchmarks import results
 from benchmarks.dispatch import NOTHING
 from benchmarks.environments import CACHE, NODE, PYTHON
+from benchmarks.loops import SIDES, TASKS
 from benchmarks.measuring import Row
 from benchmarks.plan import APART, PARTS
 from benchmarks.report.figures import Rows, count, cpu, middle, ranged, ratio, ratios, rows_of, table
+from benchmarks.threads import THREADS, WAYS
 
 __all__ = [
     "backlog",
-    "blocks", "cluster", "dispatch", "embedded", "guard_async", "guard_sync", "http", "imports", "lateness",
+    "blocks", "cluster", "dispatch", "embedded", "guard_async", "guard_sync", "http", "imports", "lateness", "loops",
     "machine", "memory", "merging", "microseconds", "misses", "peers",
-    "pieces", "profile", "runner", "scheduler", "scheduler_alone", "unpinned", "wire",
+    "pieces", "profile", "runner", "scheduler", "scheduler_alone", "servers", "threads", "unpinned", "wire",
 ]  # fmt: skip
 
 NAMES = {
@@ -26,6 +28,7 @@ NAMES = {
     "redis_lock": "redis.lock", "idemkit": "idemkit", "powertools": "AWS Powertools",
     "idempotency_kit": "idempotency-kit", "bullmq_node": "BullMQ, Node", "bullmq_python": "BullMQ, Python",
     "bare": "limit: bare commands", "limit": "limit: bare socket",
+    "idemgate_guard+uvloop": "**idemgate**, uvloop", "by_hand+uvloop": "redis-py by hand, uvloop",
 }  # fmt: skip
 COSTS = ["client us", "server us"]
 OWN = ["date", "commit", "repetitions", "load"]
@@ -102,27 +105,12 @@ def guard_sync() -> str:
 
 
 def _guard_sync(rows: Rows, whos: list[str]) -> str:
-    return table(
-        ["one caller", "first, per s", "idemgate is", *COSTS, "trips", "replay, per s", "idemgate is", *COSTS, "trips"],
-        ([name_of(who), *_both(rows, who, "first", "replay")] for who in whos),
-    )
+    return table(["one caller", *_BOTH], ([name_of(who), *_both(rows, who, "first", "replay")] for who in whos))
 
 
 def guard_async() -> str:
     rows = rows_of("guard")
     whos = [who for who in dict.fromkeys(who for who, _ in rows) if "rate" in rows.get((who, "first_async_1"), {})]
-    head = [
-        "tasks",
-        "",
-        "first, per s",
-        "idemgate is",
-        *COSTS,
-        "trips",
-        "replay, per s",
-        "idemgate is",
-        *COSTS,
-        "trips",
-    ]
     steps = [(tasks, f"first_async_{tasks}", f"replay_async_{tasks}") for tasks in (1, 50, 200)]
     lines = [[str(tasks), name_of(who), *_both(rows, who, a, b)] for tasks, a, b in steps for who in whos]
     many = [
@@ -130,13 +118,19 @@ def guard_async() -> str:
         for step, said in _MANY.items()
         for who in ("idemgate_guard", "by_hand")
     ]
-    return table(head, lines) + "\n\n" + table(["200 keys at once", "", "keys per s", *COSTS], many)
+    return table(["tasks", "", *_BOTH], lines) + "\n\n" + table(["200 keys at once", "", "keys per s", *COSTS], many)
 
 
 _MANY = {
     "first_many": "`first_many`; a pipeline of `SET NX`",
     "claim_many": "`claim_many`, `complete_many`; a pipeline of `SET NX`, run, one of `SET`",
 }
+
+
+_BOTH = [
+    cell for word in ("first", "replay") for cell in (f"{word}, per s", "idemgate is", *COSTS, "trips")
+]  # fmt: skip
+"""The head of `_both`."""
 
 
 def _both(rows: Rows, who: str, *steps: str) -> list[str]:
@@ -146,6 +140,48 @@ def _both(rows: Rows, who: str, *steps: str) -> list[str]:
         trips = middle(rows, who, step, "trips")
         cells += [ranged(rows.get((who, step), {}).get("rate")), times, *_costs(rows, who, step), count(trips, 2)]
     return cells
+
+
+def threads() -> str:
+    """A table of pinned processes, then one of others."""
+    rows = rows_of("threads")
+    whos = dict.fromkeys(who for who, _ in rows)
+    return "\n\n".join(
+        table(
+            [f"threads, {way}", "", *_BOTH],
+            (
+                [str(number), name_of(who), *_both(rows, who, f"first, {number}, {way}", f"replay, {number}, {way}")]
+                for number in THREADS
+                for who in whos
+            ),
+        )
+        for way in WAYS
+    )
+
+
+def loops() -> str:
+    """With uvloop, and without; the last column of each step compares the two by the client's CPU."""
+    rows = rows_of("loops")
+    head = ["tasks", "", *(cell for word in ("first", "replay") for cell in (f"{word}, per s", *COSTS, "of asyncio's"))]
+    steps = [(tasks, f"first_async_{tasks}", f"replay_async_{tasks}") for tasks in TASKS]
+    return table(
+        head,
+        (
+            [
+                str(tasks),
+                name_of(who),
+                *(cell for step in both for cell in (*_rate(rows, who, step), _of_asyncio(rows, who, step))),
+            ]
+            for tasks, *both in steps
+            for who in SIDES
+        ),
+    )
+
+
+def _of_asyncio(rows: Rows, who: str, step: str) -> str:
+    name, _, loop = who.partition("+")
+    found = ratios(rows, step, who, name, figure="client_us")
+    return f"{median(found):.2f}x" if loop and found else ""
 
 
 def _rate(rows: Rows, who: str, step: str) -> list[str]:
@@ -270,8 +306,17 @@ def _sizes(rows: Rows, sizes: list[str], step: str) -> list[str]:
 
 
 def memory() -> str:
-    lines = ([name_of(row["who"]), count(row["bytes"][0])] for row in rows_of("memory").values())
-    return table(["what remembers", "bytes per key"], lines)
+    """A column for each server."""
+    rows = rows_of("memory")
+    servers = servers_of(rows)
+    whos = dict.fromkeys(who for who, _ in rows)
+    lines = ([name_of(who), *(count(middle(rows, who, server, "bytes")) for server in servers)] for who in whos)
+    return table(["bytes per key", *servers], lines)
+
+
+def servers_of(rows: Rows) -> list[str]:
+    """The servers that the part `memory` measured, the one of all other parts first."""
+    return list(dict.fromkeys(server for _, server in rows))
 
 
 def blocks() -> str:
@@ -385,11 +430,19 @@ def runner() -> str:
 
 
 def profile() -> str:
-    """Those of a guard first, as they were counted; the bare commands last."""
-    rows = {step: row for (who, step), row in rows_of("profile").items() if who == "instructions"}
+    """Of the server that tells them by role."""
+    rows = {step: row for (_, step), row in rows_of("profile").items() if "lua" in row}
     head = ["instructions, for each", "all", *_ROLES.values()]
     lines = ([step, *(count(row[role][0]) for role in ("all", *_ROLES))] for step, row in rows.items())
     return table(head, lines) if rows else "Not measured."
+
+
+def servers() -> str:
+    """The instructions on each server."""
+    rows = {key: row for key, row in rows_of("profile").items() if "data_misses" not in row}
+    names, steps = (list(dict.fromkeys(key[place] for key in rows)) for place in (0, 1))
+    lines = ([step, *(count(middle(rows, name, step, "all")) for name in names)] for step in steps)
+    return table(["instructions, for each", *names], lines) if rows else "Not measured."
 
 
 _ROLES = {
@@ -399,7 +452,7 @@ _ROLES = {
 
 
 def misses() -> str:
-    rows = {key: row for key, row in rows_of("profile").items() if key[0] != "instructions"}
+    rows = {key: row for key, row in rows_of("profile").items() if "data_misses" in row}
     head = ["for each message", "pending", "instructions", "data not in 1 MiB", "not in 32 MiB"]
     figures = ("all", "data_misses", "last_misses")
     steps = dict.fromkeys(step for _, step in rows)

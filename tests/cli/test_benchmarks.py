@@ -10,13 +10,17 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
 
+from benchmarks import results
 from benchmarks.contestants import begin, contestants, end
+from benchmarks.environments import made
 from benchmarks.machine import ROOT
 from benchmarks.plan import APART, PARTS, Plan
+from benchmarks.report import SECTIONS, summary
 from benchmarks.report.figures import shown
 
 pytest.importorskip("hiredis")  # as the measured runs have it
@@ -24,7 +28,7 @@ pytest.importorskip("hiredis")  # as the measured runs have it
 from benchmarks import backlog, pieces
 from benchmarks.callgrind import Rooms, counted
 from benchmarks.profile import under_callgrind
-from benchmarks.server import port_of, started
+from benchmarks.server import OTHERS, port_of, programs, started
 from tests.for_each import for_each
 
 
@@ -44,6 +48,12 @@ STEPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("first_many", {"n": 200, "batch": 200}),
         ("claim_many", {"n": 200, "batch": 200, "of": "claims"}),
         ("known", {"n": 20}),
+        ("first_threads", {"n": 20, "threads": 4}),
+        ("replay_threads", {"n": 20, "threads": 4}),
+    ],
+    "idemgate_guard+uvloop": [
+        ("first_async", {"n": 20, "tasks": 4}),
+        ("replay_async", {"n": 20, "tasks": 4}),
     ],
     "idemgate_scheduler": [
         ("enqueue_many", SENT),
@@ -62,6 +72,7 @@ STEPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("replay", {"n": 20}),
         ("first_many", {"n": 200, "batch": 200}),
         ("claim_many", {"n": 200, "batch": 200, "of": "claims"}),
+        ("first_threads", {"n": 20, "threads": 4}),
     ],
     "bare": [
         ("enqueue_many", SENT),
@@ -86,6 +97,8 @@ LIMIT: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("who", STEPS)
 @pytest.mark.slow
 def test_every_step_of_a_contestant_does_what_it_was_asked_for(who: str, url: str, namespace: str) -> None:
+    if not made(who):
+        pytest.skip("no uvloop here")
     _do(who, STEPS[who], url, namespace)
 
 
@@ -137,6 +150,93 @@ def test_a_part_shows_the_medians_of_the_figures_it_has() -> None:
     ]
 
 
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Results in an empty folder of the test."""
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def test_the_page_has_a_place_for_each_section_also_where_nothing_was_measured(measured: Path) -> None:
+    page = Template((ROOT / "benchmarks" / "report" / "page.md").read_text())
+
+    assert {name for name in page.get_identifiers() if not name.endswith("_plot")} == {*SECTIONS}
+    assert all(section() for section in SECTIONS.values())
+
+
+def test_the_summary_compares_with_each_peer_and_with_the_barest_program(measured: Path) -> None:
+    # Given two rounds, in the second of which the machine was half as fast
+    ours = {"who": "idemgate_guard", "step": "first", "rate": [400.0, 200.0], "client_us": [90.0], "server_us": [10.0]}
+    hand = {"who": "by_hand", "step": "first", "rate": [200.0, 100.0], "client_us": [130.0], "server_us": [20.0]}
+    limit = hand | {"who": "limit"}
+    results.save("guard", {"rows": [ours, hand, limit]})
+    # Then a ratio is that of a round, and the limit is no peer
+    assert summary.times().splitlines()[2:5] == [
+        "| redis-py by hand | 2.0x, 1.5x | - | - | - | - | - |",
+        "",
+        TOPIC_HEAD,
+    ]
+    assert summary.cores().splitlines()[2:5] == [
+        "| **idemgate** | 100,000 | - | - | - | - | - |",
+        "| redis-py by hand | 50,000 | - | - | - | - | - |",
+        "",
+    ]
+    assert "| guard, first call | `SET NX`, `SET` by hand | 300 | 150 | 200% |" in summary.bare()
+
+
+TOPIC_HEAD = (
+    "| idemgate is, against | one trigger | take and settle | merge, the last | merge, the first "
+    "| the first, several at once |"
+)
+
+
+def test_the_summary_shows_growth_and_bytes_beside_the_bare_commands(measured: Path) -> None:
+    costs = {"10000": (2.0, 1.0), "100000": (3.0, 2.0)}
+    results.save(
+        "backlog",
+        {
+            "rows": [
+                {"who": size, "step": before + "trigger", "server_us": [cost]}
+                for size, both in costs.items()
+                for before, cost in zip(("", "bare: "), both, strict=True)
+            ]
+        },
+    )
+    sizes = {"Redis 7.0.15": (194.0, 192.0), "Valkey 9.1.2": (154.0, 155.0)}
+    what = "idemgate, with a 30-byte result"
+    rows = [
+        {"who": who, "step": server, "bytes": [size]}
+        for server, both in sizes.items()
+        for who, size in zip((what, summary.FLOORS[what]), both, strict=True)
+    ]
+    results.save("memory", {"rows": rows})
+
+    assert "| trigger | 1.5x | 2.0x |" in summary.growth()
+    assert summary.bytes_over().splitlines()[0] == "| bytes over the floor (all) | Redis 7.0.15 | Valkey 9.1.2 |"
+    assert "| with a 30-byte result | +2 (194) | -1 (154) |" in summary.bytes_over()
+
+
+def test_a_contestant_is_left_out_where_its_event_loop_is_not_installed() -> None:
+    assert made("idemgate_guard")
+    assert not made("idemgate_guard+no_such_loop")
+
+
+@needs("redis-server")
+def test_a_server_that_does_not_run_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, absent = tmp_path / "server", tmp_path / "absent"
+    script.write_text("#!/bin/sh\necho 'Valkey server v=1.2.3 sha=0'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv(OTHERS, os.pathsep.join([str(absent), str(script)]))
+
+    found = programs()
+
+    assert next(iter(found.values())) == shutil.which("redis-server")
+    assert found["Valkey 1.2.3"] == str(script)
+    assert str(absent) in capsys.readouterr().out
+
+
 def _benchmarks(*words: str) -> subprocess.CompletedProcess[str]:
     return _python("-m", "benchmarks", *words)
 
@@ -177,10 +277,13 @@ def test_a_backlog_is_as_large_after_it_was_measured_as_before(kind: type[backlo
 
 @needs("redis-server", "valgrind", "nm")
 @pytest.mark.slow
-def test_the_instructions_of_a_server_are_told_apart_by_role() -> None:
+def test_the_instructions_of_a_server_are_told_apart_by_role_also_if_a_shell_script_starts_it(tmp_path: Path) -> None:
+    program = tmp_path / "server"
+    program.write_text(f'#!/bin/sh\nexec {shutil.which("redis-server")} "$@"\n')
+    program.chmod(0o755)
     script = "redis.call('SET', KEYS[1], cmsgpack.pack({1, 2})) return 1"
     rooms = Rooms(shutil.which("redis-server") or "")
-    with under_callgrind() as (server, counting):
+    with under_callgrind(program=str(program)) as (server, counting):
         file = counting(lambda: server.eval(script, 1, "key"))
         of_script, of_command = counted(file, rooms), counted(counting(lambda: server.set("key", "x")), rooms)
     for found in (of_script, of_command):
