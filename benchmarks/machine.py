@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 __all__ = ["CLIENT", "ROOT", "SERVER", "facts", "pin", "pinned"]
@@ -41,6 +42,7 @@ def facts(repetitions: int) -> dict[str, str]:
         "server": _said("redis-server", "--version").split(" sha")[0],
         "redis-py": version("redis"),
         "hiredis": version("hiredis"),
+        "uvloop": version("uvloop") if find_spec("uvloop") else "absent",
         "node": _said("node", "--version"),
         "repetitions": str(repetitions),
         "load": "{:.1f} {:.1f} {:.1f}".format(*os.getloadavg()),
