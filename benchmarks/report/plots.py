@@ -22,7 +22,7 @@ Bars = list[tuple[str, float]]
 
 
 def draw(folder: Path) -> list[str]:
-    """Writes them and returns their names, those for which there are figures."""
+    """Writes them and returns their names, those for which there are figures. Deletes what is no longer drawn."""
     mpl.rcParams["svg.fonttype"] = "none"  # text stays text
     mpl.rcParams["svg.hashsalt"] = "idemgate"  # the same figures give the same file
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,6 +38,9 @@ def draw(folder: Path) -> list[str]:
         "growth": _growth,
         "memory": lambda: _bars("", {"bytes of the server's memory per key": _memory()}, least=True),
     }
+    for file in folder.glob("*.svg"):
+        if file.stem not in pictures:
+            file.unlink()
     return [name for name, picture in pictures.items() if _saved(folder / f"{name}.svg", picture())]
 
 

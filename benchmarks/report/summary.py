@@ -74,15 +74,15 @@ def _grid(head: str, cell: Cell, without: set[str], ours: str, columns: Sequence
 
 
 def bare() -> str:
-    """The share of the rate of the barest program."""
+    """The rates of idemgate and of the barest program, and the ratio of a round."""
     lines: list[list[str]] = []
     for what, program, part, step, its_step in BARE:
         rows = rows_of(part)
         ours, other = ("idemgate_guard", "by_hand") if part == "guard" else ("idemgate_scheduler", "bare")
         found = ratios(rows, its_step, ours, other, step)
         figures = [count(middle(rows, ours, step)), count(middle(rows, other, its_step))]
-        lines.append([what, program, *figures, f"{median(found):.0%}" if found else "-"])
-    return table(["", "the barest program", "idemgate, per s", "it, per s", "idemgate's share"], lines)
+        lines.append([what, program, *figures, f"{median(found):.2f}x" if found else "-"])
+    return table(["", "the barest program", "idemgate, per s", "it, per s", "idemgate is"], lines)
 
 
 def growth() -> str:

@@ -181,7 +181,7 @@ def test_the_summary_compares_with_each_peer_and_with_the_barest_program(measure
         "| redis-py by hand | 50,000 | - | - | - | - | - |",
         "",
     ]
-    assert "| guard, first call | `SET NX`, `SET` by hand | 300 | 150 | 200% |" in summary.bare()
+    assert "| guard, first call | `SET NX`, `SET` by hand | 300 | 150 | 2.00x |" in summary.bare()
 
 
 TOPIC_HEAD = (
