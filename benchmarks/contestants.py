@@ -43,6 +43,9 @@ def _contestant(name: str, url: str, core: int | None) -> Iterator[Ask]:
             yield process
         finally:
             process.kill()
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # of a request that was not sent
+                process.stdin.close()
 
 
 def begin(contestant: Ask, step: str, **words: object) -> None:

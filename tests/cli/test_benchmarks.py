@@ -119,6 +119,14 @@ def _do(who: str, steps: list[tuple[str, dict[str, Any]]], url: str, namespace: 
             assert answer["seconds"] > 0, (step, answer)
 
 
+def test_a_contestant_that_was_killed_ends_no_part(url: str) -> None:
+    with contestants(["by_hand"], url) as sides:
+        sides["by_hand"].kill()
+        sides["by_hand"].wait()
+        begin(sides["by_hand"], "first", tag="t", n=1)
+        assert "it ended before the command" in end(sides["by_hand"])["error"]
+
+
 @pytest.mark.parametrize("repetitions", ["0", "-1", "1.5", "many"])
 @pytest.mark.slow
 def test_less_than_one_repetition_is_refused(repetitions: str) -> None:
