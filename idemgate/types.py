@@ -23,7 +23,7 @@ from idemgate.subscribers import Entry, Expired, ListEntry, PubSubMessage, Subsc
 from idemgate.topics.dead_letters import DeadLetter
 from idemgate.topics.decorator import MergedFunction
 from idemgate.topics.merge import Merge
-from idemgate.topics.messages import Message, Peek, Stats, StoredVersion
+from idemgate.topics.messages import BlockedGroup, Message, Pause, Peek, Stats, StoredVersion
 from idemgate.topics.registry import StoredTopic
 from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult
 from idemgate.topics.topic import AioTopic
@@ -34,6 +34,7 @@ __all__ = [
     "AioSink",
     "AioTopic",
     "BackoffPolicy",
+    "BlockedGroup",
     "ClaimBatch",
     "ClaimOptions",
     "DeadLetter",
@@ -57,6 +58,7 @@ __all__ = [
     "NoSkipOptions",
     "OnceFunction",
     "Outcome",
+    "Pause",
     "Peek",
     "PubSubMessage",
     "Record",

@@ -124,7 +124,8 @@ class DeliveryCalls(BaseCalls):
             Delivery(name, slot, key, token, due_ms, None, (packed, merge, codec))
             for key, due_ms, packed in zip(*(reply[at:end:3] for at in range(5, 8)), strict=True)
         ]
-        return Taken(deliveries, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1])
+        paused = token if type(token) is bytes else None
+        return Taken(deliveries, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1], paused=paused)
 
     def forward(self, slot: int, to: Forward, n: int) -> Call[Forwarded]:
         """Build the call that moves at most `n` due messages of a slot into the target list or stream."""
@@ -140,7 +141,7 @@ class DeliveryCalls(BaseCalls):
             "forward",
             slot,
             (request, self._policy, n, to.kind, to.keep),
-            lambda reply: Forwarded(reply[3], next_due_ms=reply[2], now_ms=reply[1]),
+            lambda reply: Forwarded(reply[3], reply[2], reply[1], reply[4] if len(reply) > 4 else None),
             rebuild,
             to.target or keys.outbox(self.namespace, self.name, slot, self.policy.slots),
         )
@@ -287,12 +288,14 @@ def _join_takes(answers: list[Taken]) -> Taken:
         lapsed=sum(answer.lapsed for answer in answers),
         next_due_ms=earliest(answer.next_due_ms for answer in answers),
         now_ms=answers[-1].now_ms,
+        paused=next((answer.paused for answer in answers if answer.paused), None),
     )
 
 
 def _join_forwards(answers: list[Forwarded]) -> Forwarded:
     next_due_ms = earliest(answer.next_due_ms for answer in answers)
-    return Forwarded(sum(answer.sent for answer in answers), next_due_ms=next_due_ms, now_ms=answers[-1].now_ms)
+    paused = next((answer.paused for answer in answers if answer.paused), None)
+    return Forwarded(sum(answer.sent for answer in answers), next_due_ms, answers[-1].now_ms, paused)
 
 
 def _redirect_settle(request: SlotRequest[Settlement]) -> Rebuild:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, cast
 from idemgate.core import keys
 from idemgate.core.codec import Codec
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
+from idemgate.core.codec.packing import pack
 from idemgate.core.durations import LATEST_MS, Duration, milliseconds
 from idemgate.core.keys import Key
+from idemgate.core.process import process_name
 from idemgate.core.validation import check_iterable
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.merge import Merge
@@ -31,9 +33,11 @@ else:
 __all__ = [
     "HEADER_SIZE",
     "REASONS",
+    "BlockedGroup",
     "Delivery",
     "Message",
     "PackedMessage",
+    "Pause",
     "Peek",
     "Reason",
     "Receipt",
@@ -46,9 +50,11 @@ __all__ = [
     "Trigger",
     "check_ms",
     "decode_forwarded",
+    "decode_pause",
     "decode_trigger",
     "encode_trigger",
     "moment",
+    "pack_pause",
     "replace_payload",
     "to_triggers",
 ]
@@ -212,6 +218,11 @@ class Message:
 
     def __hash__(self) -> int:
         return hash(self._packed)
+
+    def __repr__(self) -> str:
+        group = f" group={self.group!r}" if self.group else ""
+        due = moment(self.due_ms).isoformat() if self.due_ms <= LATEST_MS else f"{self.due_ms} ms"
+        return f"<Message due={due} reason={self.reason} count={self.count} attempts={self.attempts}{group}>"
 
     @property
     def count(self) -> int:
@@ -508,13 +519,14 @@ class Taken:
     """The reply of one `take`.
 
     `lapsed` messages were requeued because their lease had lapsed. `next_due_ms` is the time of the slot's next work
-    in ms since the epoch, 0 = never.
+    in ms since the epoch, 0 = never. `paused` is the record of the pause (`decode_pause`), if the slot is paused.
     """
 
     deliveries: list[Delivery[Any]]
     lapsed: int
     next_due_ms: int
     now_ms: int
+    paused: bytes | None = None
 
     @property
     def more(self) -> bool:
@@ -546,6 +558,10 @@ class SettledAndTaken:
     def now_ms(self) -> int:
         return self.taken.now_ms
 
+    @property
+    def paused(self) -> bytes | None:
+        return self.taken.paused
+
 
 @dataclass(frozen=True, slots=True)
 class Forward:
@@ -563,11 +579,15 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """The reply of one `forward`: the number of sent messages, and the time of the slot's next work (ms, 0 = never)."""
+    """The reply of one `forward`: the number of sent messages, and the time of the slot's next work (ms, 0 = never).
+
+    `paused` is the record of the pause, as in `Taken`.
+    """
 
     sent: int
     next_due_ms: int
     now_ms: int
+    paused: bytes | None = None
 
     @property
     def more(self) -> bool:
@@ -595,27 +615,115 @@ class StoredVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
-    """Message counts by state, and counters since the topic was created.
+class Pause:
+    """The pause of a topic.
 
-    Counters whose name ends in `_triggers`, and accepted, merged, dropped, duplicate and replaced, count triggers.
-    items_failed and items_dropped count items. dropped_version, dropped_window and dropped_full divide dropped by its
-    reason: the version was older than the stored one, the window of a leading edge was open, or the message had no room
-    for any of the payload. refused_payload and refused_too_large count triggers that raised InvalidArgument for their
-    payload. The processes count them best-effort, so the store may miss some. All others count messages or deliveries.
+    Attributes:
+        since: The time at which it began, by the server's clock.
+        by: The process that paused the topic: its program, pid and host.
+        reason: The reason that was given, or None.
+    """
+
+    since: datetime
+    by: str
+    reason: str | None
+
+
+MAX_REASON = 500
+"""The most characters of the reason of a pause."""
+
+
+def pack_pause(reason: str | None) -> bytes:
+    """Return what this process stores about a pause, without the time. Raises InvalidArgument for the reason."""
+    fix = f"Pass a text of 1 to {MAX_REASON} characters, or None"
+    if reason is not None and type(reason) is not str:
+        raise InvalidArgument("reason", reason, "not a text", fix)
+    if reason is not None and not 0 < len(reason) <= MAX_REASON:
+        raise InvalidArgument("reason", reason, f"a text of {len(reason)} characters", fix)
+    return pack([process_name(), reason and reason.encode(errors="backslashreplace").decode()])
+
+
+def decode_pause(stored: bytes) -> Pause:
+    """Decode the record of a pause (`topics/scripts/pause.lua`). Raises DecodeError."""
+    with wrap_decode_errors("a pause"):
+        since_ms, packed = stored.split(b" ", 1)
+        by, reason = unpack(packed, "a pause", raw=False)
+        return Pause(moment(check_ms(int(since_ms))), str.__str__(by), None if reason is None else str.__str__(reason))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedGroup:
+    """A group with due messages that wait, because it has as many deliveries as it may have at a time.
+
+    Attributes:
+        group: The group, as in `Message.group`.
+        count: The number of its blocked messages.
+        oldest_due: The earliest due time of these.
+    """
+
+    group: str
+    count: int
+    oldest_due: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Message counts by state, since when messages are due, and counters since the topic was created.
+
+    Counters of triggers:
+
+    - `accepted`: a delivery follows. `merged` and `replaced` of them joined a pending message, as their receipt says.
+    - `dropped`: not accepted. The reason is in `dropped_version` (older than the stored version), `dropped_window` (the
+      window of a leading edge was open) and `dropped_full` (the message had no room for any of the payload).
+    - `duplicate`: their event id was known.
+    - `refused_payload`, `refused_too_large`: raised InvalidArgument for their payload. The processes count them
+      best-effort, so the store may miss some.
+    - Names that end in `_triggers`: the triggers of the messages that another counter counts, such as `acked_triggers`.
+
+    Counters of deliveries:
+
+    - `taken`: begun.
+    - `acked`: done. `partial`: done for a part of their items. The others are retried, and it is `nacked`, too.
+    - `nacked`: failed. The message is retried, or becomes a dead letter after its last attempt.
+    - `lapsed`: their lease ended before they were settled. Each counts as an attempt, as those of `nacked`.
+    - `returned`: given back before their handler started (`release`). `deferred`: not possible yet. Neither counts as
+      an attempt.
+    - `lost`: settled too late. Another worker had the message, or it was done.
+    - `cancelled`: ended by `cancel`. It also counts pending messages that were cancelled.
+
+    Counters of messages and dead letters:
+
+    - `folded`: returned after a delivery, or from the dead letters, and merged with a newer message of their key.
+    - `buried`: became dead letters, by `bury` or after their last attempt.
+    - `redriven`, `deleted`: dead letters that became messages again, or were deleted. `outdated` of those that were
+      deleted had a lower version than a later trigger. `expired`: discarded by `dead_retention` or `max_dead`.
+    - `forwarded`: moved to the list or stream of the topic.
+
+    Counters of items: `items_failed` are those that a `partial` delivery retries. `items_dropped` had no room in their
+    message.
+
     At any time, accepted = acked_triggers + cancelled_triggers + deleted_triggers + expired_triggers +
     forwarded_triggers + the triggers of stored messages.
 
     Attributes:
         scheduled: Messages due later.
-        ready: Messages due now.
+        ready: Messages due now. Limits of the topic (`concurrency`, `rate`) and a pause hold them back.
         waiting: Messages that wait for a delivery of their key to end.
         blocked: Due messages that wait for their group.
         in_flight: Messages being handled.
         dead: Dead letters.
-        next_due: The time at which the earliest scheduled or ready message is due. In a topic with priorities it is
-            now if any message is ready.
-        paused: True while the topic is paused.
+        next_due: The earliest due time of the scheduled and ready messages: in the past if any is ready. None if there
+            are none. Blocked and waiting messages do not count: the end of a delivery is not known in advance.
+        oldest_due: The earliest due time of all messages that are due and not in flight: ready, blocked and waiting.
+            By the server's clock. None if no message is due.
+        lateness: How long the message of `oldest_due` has been due. Zero if no message is due.
+        oldest_blocked: The group of the blocked message with the earliest due time. None if no message is blocked.
+        blocked_groups: The groups with the most blocked messages, the largest first, at most five.
+        sampled: True if a slot has more than one call looks at: 250 ranks (different priorities) of ready messages, 250
+            of blocked ones, 128 blocked groups, and 500 deliveries or 128 KiB for the waiting ones. Then a message may
+            have been due for longer than `oldest_due`, `oldest_blocked` and `lateness` say. `blocked_groups` may lack a
+            group with less than 1/64 of the blocked messages of its slot. All other numbers are exact.
+        paused: The pause of the topic: since when, by which process and why. None if it is not paused.
         counters: The counters by name.
     """
 
@@ -626,7 +734,12 @@ class Stats:
     in_flight: int
     dead: int
     next_due: datetime | None
-    paused: bool
+    oldest_due: datetime | None
+    lateness: timedelta
+    oldest_blocked: BlockedGroup | None
+    blocked_groups: tuple[BlockedGroup, ...]
+    sampled: bool
+    paused: Pause | None
     counters: Mapping[str, int]
 
     @property

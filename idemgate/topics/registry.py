@@ -45,7 +45,8 @@ class StoredTopic:
     def active(self) -> bool:
         """True if it holds a message or a dead letter, is paused, or is being changed."""
         stats = self.stats
-        return stats.paused or self.changing_to is not None or stats.pending + stats.in_flight + stats.dead > 0
+        held = stats.pending + stats.in_flight + stats.dead
+        return stats.paused is not None or self.changing_to is not None or held > 0
 
     @property
     def slots(self) -> int:

@@ -453,13 +453,25 @@ class Topic(BaseTopic[Sent, Delivered]):
             waiting += reply.more
         return moved
 
-    def pause(self) -> bool:
-        """Stop all deliveries until `resume`. Deliveries in flight continue. Return False if it was paused before."""
-        return self._run_all(lambda calls: calls.pause(True))
+    def pause(self, reason: str | None = None) -> bool:
+        """Stop all deliveries until `resume`. Deliveries in flight continue. One round trip, atomic for each slot.
+
+        `stats().paused` then tells since when, by which process and why. Workers log it with their next take.
+
+        Args:
+            reason: Why, for operators: at most 500 characters. None means no reason.
+
+        Returns:
+            False if it was paused before. Then the first pause stays, with its reason.
+
+        Raises:
+            InvalidArgument: The reason is no such text.
+        """
+        return self._run_all(lambda calls: calls.pause(reason))
 
     def resume(self) -> bool:
         """End a pause and wake the workers. Return False if the topic was not paused."""
-        return self._run_all(lambda calls: calls.pause(False))
+        return self._run_all(lambda calls: calls.resume())
 
     def peek(self, key: Key, *, group: Key | None = None) -> Peek:
         """Return the state of a key: its pending message and its delivery. Changes nothing; one round trip."""
@@ -492,7 +504,11 @@ class Topic(BaseTopic[Sent, Delivered]):
         return self._run_for(key, lambda calls: calls.reset_version(key, group))
 
     def stats(self) -> Stats:
-        """Return message counts and counters. One script call per slot, all in one round trip."""
+        """Return message counts, since when messages are due, and counters. Changes nothing.
+
+        One script call per slot, all in one round trip. Each slot is read at one moment, and the slots one after the
+        other. A call takes the server about 0.05 ms, and 2 ms if more than a hundred groups are blocked.
+        """
         return self._run_all(lambda calls: calls.stats())
 
     def reshard(self, slots: int, on_progress: Callable[[ReshardProgress], object] = lambda _: None) -> ReshardResult:
@@ -541,9 +557,10 @@ class Topic(BaseTopic[Sent, Delivered]):
         return result
 
     def next_due(self) -> datetime | None:
-        """Return the time at which the earliest pending message is due.
+        """Return the earliest due time of the scheduled and ready messages. It is in the past if any is ready.
 
-        None means that no message is pending, or that all of them wait behind a delivery of their key.
+        None means that no message is pending, or that all of them wait for a delivery of their key or of their group.
+        `stats().oldest_due` counts these, too.
         """
         return self.stats().next_due
 

@@ -278,13 +278,13 @@ class AioTopic(BaseTopic[Sent, Delivered]):
             waiting += reply.more
         return moved
 
-    async def pause(self) -> bool:
+    async def pause(self, reason: str | None = None) -> bool:
         """Stop all deliveries until `resume`. See `Topic.pause`."""
-        return await self._run_all(lambda calls: calls.pause(True))
+        return await self._run_all(lambda calls: calls.pause(reason))
 
     async def resume(self) -> bool:
         """End a pause and wake the workers. See `Topic.resume`."""
-        return await self._run_all(lambda calls: calls.pause(False))
+        return await self._run_all(lambda calls: calls.resume())
 
     async def peek(self, key: Key, *, group: Key | None = None) -> Peek:
         """Return the state of a key. See `Topic.peek`."""
@@ -322,7 +322,7 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         return result
 
     async def next_due(self) -> datetime | None:
-        """Return the time at which the earliest pending message is due. See `Topic.next_due`."""
+        """Return the earliest due time of the scheduled and ready messages. See `Topic.next_due`."""
         return (await self.stats()).next_due
 
     async def _add_event_ids(self, triggers: list[Trigger], execution: Execution) -> list[Trigger]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from idemgate.core import keys
@@ -13,7 +14,19 @@ from idemgate.core.keys import Key
 from idemgate.errors import InvalidArgument
 from idemgate.topics.dead_letters import DeadLetterCalls
 from idemgate.topics.deliveries import DeliveryCalls
-from idemgate.topics.messages import Message, Peek, Stats, StoredVersion, Ticket, Trigger, moment
+from idemgate.topics.messages import (
+    BlockedGroup,
+    Message,
+    Pause,
+    Peek,
+    Stats,
+    StoredVersion,
+    Ticket,
+    Trigger,
+    decode_pause,
+    moment,
+    pack_pause,
+)
 from idemgate.topics.results import find_result
 from idemgate.topics.slots import flatten, route_of, single
 from idemgate.topics.triggers import TriggerCalls, pack_time
@@ -104,18 +117,25 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
             ),
         )
 
-    def pause(self, pause: bool) -> Batch[bool]:
-        """Build the calls that pause or resume all slots. The result is true if any slot changed."""
-        return Batch([self._pause(slot, b"1" if pause else b"0") for slot in range(self.policy.slots)], any)
+    def pause(self, reason: str | None = None) -> Batch[bool]:
+        """Build the calls that pause all slots. The result is true if any slot changed. Raises InvalidArgument."""
+        return self._pause_slots(pack_pause(reason))
 
-    def _pause(self, slot: int, verb: bytes) -> Call[bool]:
+    def resume(self) -> Batch[bool]:
+        """Build the calls that resume all slots. The result is true if any slot changed."""
+        return self._pause_slots(b"")
+
+    def _pause_slots(self, record: bytes) -> Batch[bool]:
+        return Batch([self._pause(slot, record) for slot in range(self.policy.slots)], any)
+
+    def _pause(self, slot: int, record: bytes) -> Call[bool]:
         return self._call(
             "pause",
             slot,
-            (new_id(), verb),
+            (new_id(), record),
             lambda reply: reply[2] == 1,
             lambda calls, slot: Batch(
-                [calls._pause(target, verb) for target in calls.merged_successors(slot, self)], any
+                [calls._pause(target, record) for target in calls.merged_successors(slot, self)], any
             ),
         )
 
@@ -180,7 +200,7 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
 
     def time(self) -> Call[int]:
         """Build the call that returns the server's time in ms."""
-        return self._call("stats", 0, (0,), lambda reply: reply[1], lambda calls, _: single(calls.time()))
+        return self._call("stats", 0, ("time",), lambda reply: reply[1], lambda calls, _: single(calls.time()))
 
     def stats(self) -> Batch[Stats]:
         """Build the calls that count the topic's messages: one script call per slot."""
@@ -232,14 +252,43 @@ def _select_current(replies: list[_SlotReply], slots: int) -> list[list[Any]]:
 
 def _join_stats(replies: list[list[Any]]) -> Stats:
     counters: dict[str, int] = defaultdict(int)
+    pauses = list[Pause]()
     with wrap_decode_errors("counters"):
         for reply in replies:
-            for name, value in zip(reply[9::2], reply[10::2], strict=True):
-                if name not in _NOT_COUNTERS and not name.startswith(b"from:"):
+            facts = reply[12 + 3 * reply[11] :]
+            for name, value in zip(facts[::2], facts[1::2], strict=True):
+                if name == b"paused":
+                    pauses.append(decode_pause(value))
+                elif name not in _NOT_COUNTERS and not name.startswith(b"from:"):
                     counters[text(name)] += int(value)
-    sums = [sum(reply[i] for reply in replies) for i in range(2, 8)]
     next_due_ms = min((reply[8] for reply in replies if reply[8]), default=0)
-    scheduled, ready, waiting, blocked, in_flight, dead = sums
-    paused = any(b"paused" in reply[9::2] for reply in replies)
-    next_due = moment(next_due_ms) if next_due_ms else None
-    return Stats(scheduled, ready, waiting, blocked, in_flight, dead, next_due, paused, dict(counters))
+    # The nodes of a cluster have different clocks, so a due time is compared with the time of the same server.
+    late_ms, oldest_ms = max(((reply[1] - reply[9], reply[9]) for reply in replies if reply[9]), default=(0, 0))
+    groups = _join_groups(replies)
+    scheduled, ready, waiting, blocked, in_flight, dead = (sum(reply[i] for reply in replies) for i in range(2, 8))
+    return Stats(
+        scheduled, ready, waiting, blocked, in_flight, dead,
+        next_due=moment(next_due_ms) if next_due_ms else None,
+        oldest_due=moment(oldest_ms) if oldest_ms else None,
+        lateness=timedelta(milliseconds=late_ms),
+        oldest_blocked=min(groups, key=lambda one: one.oldest_due, default=None),
+        blocked_groups=tuple(groups[:5]),
+        sampled=any(reply[10] for reply in replies),
+        paused=min(pauses, key=lambda one: one.since, default=None),
+        counters=dict(counters),
+    )  # fmt: skip
+
+
+def _join_groups(replies: list[list[Any]]) -> list[BlockedGroup]:
+    """Return the blocked groups in these replies, the largest first. A change of slots may have divided one of them."""
+    found: dict[bytes, tuple[int, int]] = {}
+    for reply in replies:
+        end = 12 + 3 * reply[11]
+        for name, n, due_ms in zip(reply[12:end:3], reply[13:end:3], reply[14:end:3], strict=True):
+            count, oldest_ms = found.get(name, (0, due_ms))
+            found[name] = count + n, min(oldest_ms, due_ms)
+    groups = [
+        BlockedGroup(name.decode(errors="backslashreplace"), count, moment(due_ms))
+        for name, (count, due_ms) in found.items()
+    ]
+    return sorted(groups, key=lambda one: (-one.count, one.group))

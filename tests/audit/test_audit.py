@@ -241,6 +241,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "a last token days ahead": ("fence", "meta", lambda h: h.raw.hincrby(h.key("meta"), "fence", 3 * 86_400_000_000)),
     "a last token that is too large": ("fence", "meta", lambda h: h.raw.hset(h.key("meta"), "fence", str(2**53))),
     "a last token that is no integer": ("undecodable", "meta", lambda h: h.raw.hset(h.key("meta"), "fence", "1e15")),
+    "a pause that cannot be read": ("undecodable", "meta", lambda h: h.raw.hset(h.key("meta"), "paused", "1 x")),
     "a record's token far ahead": (
         "fence",
         "done}",

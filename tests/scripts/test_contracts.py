@@ -290,7 +290,7 @@ def _calls() -> list[Call[Any]]:
         topic.settle_many([Settlement("nack", one, 5, "why", FailedItems([1, 0, b"\xa1x"], 1, 2))]),
         topic.extend_many([one, one, one]),
         *_plans(topic),
-        topic.pause(True),
+        topic.pause(),
         topic.stats(),
         results.settle_many([settled, Settlement("ack", one, result=b"v"), Settlement("nack", one)]),
         dedup.add_many(range(100)),

@@ -41,7 +41,7 @@ from idemgate.topics import reshard as resizing
 from idemgate.topics.dead_letters import DeadFilter, decode_dead_letter
 from idemgate.topics.deliveries import Settlement
 from idemgate.topics.merge import Merge, merge_of
-from idemgate.topics.messages import Delivery, Forward, Message, Trigger, decode_forwarded
+from idemgate.topics.messages import Delivery, Forward, Message, Trigger, decode_forwarded, decode_pause
 from idemgate.topics.policy import diff_policies, from_stored
 from idemgate.topics.recurring import build_recurring
 from idemgate.topics.slots import open_topic
@@ -200,7 +200,7 @@ def _calls() -> Iterator[Call[Any]]:
     yield topic.peek("k")
     yield topic.dead(0, DeadFilter(), 10)
     yield topic.take_dead(0, "redrive", [])
-    yield from topic.pause(True).calls
+    yield from topic.pause().calls
     yield registry.list_entries("n", None)
     yield slotaudit.read_slot(slotaudit.Slot("n", "t", 0, 1), None, 100, 1000)
     yield expiry.look(b"k", None)
@@ -324,6 +324,7 @@ DECODERS: dict[str, Decoder] = {
     },
     "letter": Decoder(_letter, _STORED),
     "forwarded": Decoder(lambda data: _all_of(decode_forwarded("t", data, _MERGES["last"], _CODEC)), _STORED),
+    "pause": Decoder(decode_pause, _STORED),
     "policy": Decoder(_policy, _STORED),
     "model": Decoder(_model, _STORED),
     "audited": Decoder(_audited, ()),

@@ -126,6 +126,7 @@ def triggers(on: Stage) -> None:
     other = on.other.topic("t", window="60s", priority=True, dedup_retention="1h")
     on.clock.advance("61s")
     taken = other.take(10)
+    assert topic.stats().blocked == 1
     topic.trigger("a", 3, group="h", delay="1s")
     topic.trigger("c", 3, delay="9s")
     assert topic.peek("a").in_flight is not None
@@ -221,7 +222,9 @@ def works(on: Stage) -> None:
     for key in "abcdefgh":
         topic.trigger(key, key, group="g" if key < "d" else None, priority=1)
     for _ in range(4):
-        for one in topic.take(10):
+        taken = topic.take(10)
+        topic.stats()
+        for one in taken:
             if one.key in "ae":
                 topic.ack(one)
             elif one.key in "bf":
@@ -420,12 +423,13 @@ def views(on: Stage) -> None:
     topic.trigger_many([Trigger(key, 1, group="g") for key in "abc"])
     topic.flush()
     topic.bury(topic.take(1)[0], reason="why")
-    topic.take(1)
+    topic.trigger(topic.take(9)[0].key, 2, group="g")
     on.other.first("f", "1h")
     said = HeartbeatRequest("m", 1, ("t",), 0, (), (("t", 0),), ())
     on.other.context.link.run(members.heartbeat(on.other.namespace, "g", on.clock, said, 60_000))
     seen = on.mine.topic("t", window="1s", priority=True)
-    assert seen.stats().dead == 1
+    stats = seen.stats()
+    assert (stats.dead, stats.blocked, stats.waiting) == (1, 1, 1)
     assert len(seen.dead.list()) == 1
     for key in "abc":
         seen.peek(key, group="g")
@@ -476,7 +480,11 @@ def operates_on_topics(on: Stage) -> None:
     assert asks(on.mine, "topic", "cancel", topic="t", key="e")["outcome"] == "cancelled"
     assert asks(on.mine, "topic", "flush", topic="t")["moved"] == 4
     for key in "ab":
-        topic.bury(topic.take(1)[0], reason=key)
+        (taken,) = topic.take(9)
+        topic.trigger(taken.key, 2, group="g")
+        assert asks(on.mine, "topic", "show", topic="t")["oldest_blocked"] == "g"
+        topic.cancel(taken.key, group="g")
+        topic.bury(taken, reason=key)
     assert len(asks(on.mine, "dead", "ls", topic="t")) == 2
     assert asks(on.mine, "dead", "redrive", topic="t", key="a")["redriven"] == 1
     assert asks(on.mine, "dead", "rm", topic="t", all=True)["deleted"] == 1
@@ -509,8 +517,10 @@ def audits(on: Stage) -> None:
     """Of everything something, and of some of it something that is wrong."""
     topic = on.other.topic("t", slots=2)
     topic.trigger_many([Trigger(key, 1, group="g", event_id=key, version=1) for key in "abcd"])
+    topic.trigger("later", delay="1h")
     topic.bury(topic.take(1)[0], reason="why")
-    topic.take(1)
+    topic.trigger(topic.take(9)[0].key, 2, group="g")
+    assert on.mine.context.link.run_all(topic.open().stats()).blocked == 2
     on.other.topic("list").forward("list")
     on.other.topic("list").trigger("k", 1)
     assert on.other.topic("list").forward_once() == 1

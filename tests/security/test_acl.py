@@ -363,7 +363,7 @@ class Scene:
             calls.dead(0, DeadFilter(), 10),
             calls.take_dead(0, "redrive", []),
             calls.take_dead(0, "delete", []),
-            *calls.pause(True).calls,
+            *calls.pause().calls,
             *calls.stats().calls,
             registry.list_entries(gate.namespace, gate.context.clock),
             read_slot(Slot(gate.namespace, "t", 0, 1), gate.context.clock, 1000, 100_000),

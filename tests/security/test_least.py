@@ -39,7 +39,7 @@ NAMED: dict[str, dict[str, Any]] = {
     "subscriber": {"keys": ["THEIRS*"], "channels": ["THEIRS.*", "__keyevent@1__:*"]},
     "admin": {"keys": ["THEIRS*"]},
 }
-SPARE: dict[str, set[str]] = {"viewer": {"+zrangebylex"}}
+SPARE: dict[str, set[str]] = {}
 """Of a library that its scripts share with others; it reads what may be read by other commands, too."""
 UNSEEN = {"+ping"}
 """Asked of connections that were idle for a while."""

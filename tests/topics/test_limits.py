@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
 import pytest
 
 from idemgate import Gate, InvalidArgument
+from idemgate.errors import DecodeError
 from idemgate.testing import Clock
 from tests.for_each import for_each
 
@@ -71,17 +74,47 @@ async def test_pause_and_resume(face: Any, clock: Clock) -> None:
     await topic.trigger_many([("a", 1), ("b", 2)])
     out = await topic.take(1)
     # When it is paused
-    assert await topic.pause() is True
-    assert await topic.pause() is False
+    assert await topic.pause("a bad release") is True
+    assert await topic.pause("another reason") is False
     # Then nothing more goes out, what is out can end, and triggers are accepted
     assert await topic.take(10) == []
     assert await topic.ack(out) == ["ok"]
     await topic.trigger("c", 3)
-    assert (await topic.stats()).paused
+    paused = (await topic.stats()).paused
+    assert (paused.since, paused.reason) == (clock.now(), "a bad release")
+    assert re.fullmatch(rf".+, pid {os.getpid()} on .+", paused.by)
     # And it goes on when resumed
     assert await topic.resume() is True
     assert await topic.resume() is False
+    assert (await topic.stats()).paused is None
     assert [one.key for one in await topic.take(10)] == ["b", "c"]
+
+
+async def test_a_reason_that_is_no_short_text_is_refused_before_anything_is_written(face: Any, everything: Any) -> None:
+    topic = face.topic("calls")
+    await topic.trigger("k")
+    before = everything()
+    for reason in ("", "x" * 501, b"bytes", 7):
+        with pytest.raises(InvalidArgument, match=r"^reason=.*Pass a text of 1 to 500 characters, or None"):
+            await topic.pause(reason)
+    assert everything() == before
+    # And any other text is stored
+    assert await topic.pause("\ud800\x1b" + "\N{SNOWMAN}" * 498)
+    assert (await topic.stats()).paused.reason == "\\ud800\x1b" + "\N{SNOWMAN}" * 498
+
+
+async def test_a_pause_that_another_program_wrote_still_pauses(face: Any, raw: Any) -> None:
+    # Given a record of a pause that cannot be read
+    topic = face.topic("calls")
+    await topic.trigger("k")
+    await topic.pause()
+    raw.hset((await topic.open()).keys(0)[7], "paused", b"123 \xc1")
+    # Then the topic is paused, its numbers name what is wrong, and it can be resumed
+    assert await topic.take(1) == []
+    with pytest.raises(DecodeError, match="a pause"):
+        await topic.stats()
+    assert await topic.resume() is True
+    assert (await topic.stats()).paused is None
 
 
 def test_nobody_waits_for_a_rate_that_has_room(gate: Gate) -> None:

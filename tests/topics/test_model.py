@@ -12,6 +12,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from random import Random
 from typing import Any
 
@@ -387,7 +388,7 @@ class Machine(RuleBasedStateMachine):
     def _pause(self, any_of: Random) -> None:
         """Mostly resumed: little happens in a topic that is paused."""
         pause = any_of.choice([True, False, False]) if not self.models[0].paused else False
-        for slot, call in enumerate(self.calls.pause(pause).calls):
+        for slot, call in enumerate((self.calls.pause() if pause else self.calls.resume()).calls):
             self._run(slot, call, lambda _, slot=slot: self.models[slot].pause(pause))  # type: ignore[misc]
 
     def _exhume(self, any_of: Random) -> None:
@@ -476,7 +477,13 @@ class Machine(RuleBasedStateMachine):
         assert places == model.places()
         # Whether a due message stands behind its group is found out when it is to be handed out.
         assert 0 <= stats.blocked <= model.behind()
-        assert (stats.paused, dict(stats.counters)) == (model.paused, model.counted())
+        assert (bool(stats.paused), dict(stats.counters)) == (model.paused, model.counted())
+        due = [message.due for message in model.pending.values() if message.due <= self.now]
+        assert (_ms(stats.oldest_due), stats.sampled) == (min(due, default=None), False)
+        assert stats.lateness == timedelta(milliseconds=self.now - min(due, default=self.now))
+        blocked = [one.oldest_due for one in stats.blocked_groups]
+        assert sum(one.count for one in stats.blocked_groups) == stats.blocked
+        assert stats.oldest_blocked is None or stats.oldest_blocked.oldest_due == min(blocked)
         told = max(_ms(stats.next_due) or NEVER, self.now)
         standing = min((message.due for message in model._standing().values()), default=NEVER)
         unblocked = min((message.due for message in model.unblocked()), default=NEVER)

@@ -52,7 +52,7 @@ async def test_a_store_tells_its_topics(face: Face, looking: Any, clock: Clock, 
     assert found.policy.pack_stored() == renders.policy.pack_stored()
     assert found.stats == await renders.stats()
     assert (found.stats.ready, found.stats.in_flight, found.stats.dead, found.stats["accepted"]) == (7, 2, 1, 10)
-    assert (mail.name, mail.slots, mail.stats.scheduled, mail.stats.next_due, mail.stats.paused) == (
+    assert (mail.name, mail.slots, mail.stats.scheduled, mail.stats.next_due, bool(mail.stats.paused)) == (
         "mail", 1, 1, at(500), True,
     )  # fmt: skip
     # And wrote nothing

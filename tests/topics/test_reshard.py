@@ -66,7 +66,8 @@ async def _seen(topic: Any) -> Any:
     )
     counters = dict(stats.counters)
     places = (stats.scheduled, stats.ready, stats.waiting, stats.blocked, stats.in_flight, stats.dead, stats.paused)
-    return places, stats.next_due, counters, peeks, letters
+    late = (stats.next_due, stats.oldest_due, stats.oldest_blocked, stats.blocked_groups, stats.sampled)
+    return places, late, counters, peeks, letters
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES)
@@ -363,9 +364,11 @@ async def test_ranks_pause_and_rate_hold(face: Face, clock: Clock) -> None:
     clock.advance("1s")
     first = await topic.take(1)  # ranks the rest
     await topic.release(first)
-    await topic.pause()
+    await topic.pause("an outage")
+    pause = (await topic.stats()).paused
     await topic.reshard(1)
-    assert (await topic.stats()).paused
+    assert (await topic.stats()).paused == pause
+    assert pause.reason == "an outage"
     assert await topic.take(5) == []
     await topic.resume()
     taken = await topic.take(100)

@@ -40,12 +40,14 @@ from idemgate.types import (
     AioClaimBatch,
     AioSink,
     AioTopic,
+    BlockedGroup,
     ClaimBatch,
     DeadLetter,
     DedupValue,
     Execution,
     GuardOptions,
     Message,
+    Pause,
     Peek,
     Record,
     Sink,
@@ -576,6 +578,9 @@ def topics() -> None:
     assert_type(peek, Peek)
     assert_type(peek.pending, Message | None)
     assert_type(images.stats(), Stats)
+    assert_type(images.stats().paused, Pause | None)
+    assert_type(images.stats().oldest_blocked, BlockedGroup | None)
+    assert_type(images.pause("why"), bool)
     assert_type(images.stats()["accepted"], int)
     assert_type(images.next_due(), datetime | None)
     assert_type(images.dead.list(), list[DeadLetter])

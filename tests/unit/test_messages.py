@@ -10,8 +10,9 @@ import pytest
 from idemgate.core.codec import Codec
 from idemgate.core.durations import LATEST_MS
 from idemgate.errors import DecodeError
+from idemgate.topics.dead_letters import DeadLetter
 from idemgate.topics.merge import merge_of
-from idemgate.topics.messages import Delivery, Forwarded, Message, Taken, Trigger
+from idemgate.topics.messages import Delivery, Forwarded, Message, Peek, Taken, Trigger, moment
 from tests.for_each import for_each
 from tests.messages import pack_message
 
@@ -32,6 +33,19 @@ def test_each_field_is_what_it_is_called() -> None:
     assert (found.failure, found.group, found.priority, found.payload) == ("no", "group", 0, 1)
     ranked = _read(priority=7, version=b"12", rank=b"rank")
     assert (ranked.priority, ranked.version, ranked.count) == (7, 12, 2)
+
+
+def test_a_repr_tells_what_matters_and_no_payload() -> None:
+    message = _read(due=1_700_000_000_000, acc=b"\x01\xa6secret", group=b"g\x1b\n")
+    assert repr(message) == (
+        r"<Message due=2023-11-14T22:13:20+00:00 reason=window count=2 attempts=4 group='g\x1b\n'>"
+    )
+    assert repr(_read(due=2**48 - 1, group=b"")) == f"<Message due={2**48 - 1} ms reason=window count=2 attempts=4>"
+    peek = Peek(message, moment(1), None, None, None)
+    letter = DeadLetter("0-1", "k\n", "no", moment(1), 4, 2, moment(1), moment(1), message)
+    assert repr(peek).startswith("Peek(pending=<Message due=2023-11-14")
+    assert repr(letter).startswith(r"DeadLetter(id='0-1', key='k\n', reason='no'")
+    assert "secret" not in repr(peek) + repr(letter)
 
 
 def test_a_message_in_flight_counts_its_attempt_and_shows_a_flush() -> None:

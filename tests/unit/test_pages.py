@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from idemgate import Gate
+from idemgate.topics.messages import Stats
 from idemgate.topics.policy import _LOCAL, TopicOptions
 from tests.for_each import for_each
 
@@ -133,6 +134,20 @@ def test_the_promises_name_each_counter_of_a_process() -> None:
     listed = _first_cells(PROMISES[PROMISES.index("## Read the counters") :])
     assert "once.started" in added
     assert added <= set(listed)
+
+
+def test_stats_document_each_counter_of_a_topic() -> None:
+    counted = set[str]()
+    for path in (ROOT / "idemgate" / "topics" / "scripts").rglob("*.lua"):
+        text = path.read_text(encoding="utf-8")
+        counted |= set(re.findall(r'add_count\("(\w+)"', text))
+        counted |= {
+            name for made in re.findall(r"add_counters\(K, \{([^}]*)\}", text) for name in re.findall(r"(\w+) =", made)
+        }
+        counted |= set(re.findall(r"\bdone\.(\w+) =", text))
+    documented = set(re.findall(r"\w+", Stats.__doc__ or ""))
+    assert {"folded", "nacked", "lapsed", "buried", "dropped_version", "items_dropped"} <= counted
+    assert {name for name in counted - documented if not name.endswith("_triggers")} == set()
 
 
 def _first_cells(page: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, get_args
 
 import pytest
@@ -12,7 +13,7 @@ from idemgate.core.keys import slot_of
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.deliveries import MAX_MIXED_SETTLEMENTS, Settlement, nack_items
 from idemgate.topics.merge import append
-from idemgate.topics.messages import Delivery, Settled, Taken, Trigger
+from idemgate.topics.messages import Delivery, Settled, Taken, Trigger, moment, pack_pause
 from idemgate.topics.slots import OpenReply
 from idemgate.topics.topic import AioTopic, Topic
 from idemgate.topics.topic_calls import TopicCalls
@@ -171,20 +172,35 @@ def test_every_reply_tells_the_servers_time() -> None:
 
 def test_what_a_slot_holds_beside_counters_is_not_counted() -> None:
     facts = {
-        b"v": b"closed x", b"fence": b"7", b"paused": b"1", b"rate": b"9", b"lease": b"30000", b"flushed": b"1",
+        b"v": b"closed x", b"fence": b"7", b"paused": b"1 " + pack_pause("why"), b"rate": b"9",
+        b"lease": b"30000", b"flushed": b"1",
         b"large": b"1", b"opened": b"y", b"batch": b"z", b"gone": b"\x93\x00\x00\x00", b"from:0/2": b"5",
     }  # fmt: skip
     head = [b"ok", NOW, 1, 2, 3, 4, 5, 6]
+    groups = [0, 0, 2, b"g", 3, NOW, b"h", 4, NOW - 1]
     words = [word for pair in {**facts, b"acked": b"3"}.items() for word in pair]
     batch = calls(slots=2).stats()
-    replies = [[*head, 0, *words], [*head, NOW, b"acked", b"4"]]
+    replies = [[*head, 0, *groups, *words], [*head, NOW, *groups, b"acked", b"4"]]
     stats = batch.join([call.read(reply) for call, reply in zip(batch.calls, replies, strict=True)])
-    assert (stats.counters, stats.paused) == ({"acked": 7}, True)
+    assert (stats.counters, stats.paused and stats.paused.reason) == ({"acked": 7}, "why")
     assert (stats.scheduled, stats.ready, stats.waiting, stats.blocked) == (2, 4, 6, 8)
     assert (stats.in_flight, stats.dead) == (10, 12)
     # And of slots of which one has something next, that is next
     assert stats.next_due is not None
     assert stats.next_due.timestamp() * 1000 == NOW
+    # And a group that a change of slots has divided is one
+    assert [(one.group, one.count) for one in stats.blocked_groups] == [("h", 8), ("g", 6)]
+    assert stats.oldest_blocked == stats.blocked_groups[0]
+
+
+def test_a_topic_is_as_late_as_the_slot_whose_server_says_so() -> None:
+    # Given slots on servers whose clocks differ by an hour
+    batch, hour = calls(slots=2).stats(), 3_600_000
+    here = [b"ok", NOW, *[0] * 7, NOW - 5, 0, 0]
+    there = [b"ok", NOW - hour, *[0] * 7, NOW - hour - 2, 1, 0]
+    stats = batch.join([call.read(reply) for call, reply in zip(batch.calls, [here, there], strict=True)])
+    # Then each due time is compared with the time of its own server
+    assert (stats.lateness, stats.oldest_due, stats.sampled) == (timedelta(milliseconds=5), moment(NOW - 5), True)
 
 
 @pytest.mark.parametrize("topic", [Topic, AioTopic])

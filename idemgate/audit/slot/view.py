@@ -16,7 +16,7 @@ from idemgate.core.calls import text
 from idemgate.core.codec import Codec
 from idemgate.errors import IdemgateError
 from idemgate.topics.merge import Merge, merge_of
-from idemgate.topics.messages import Message
+from idemgate.topics.messages import Message, decode_pause
 
 __all__ = [
     "SlotView",
@@ -29,7 +29,7 @@ __all__ = [
     "unpack_array",
 ]
 
-_NOT_COUNTED = (b"", b"v", b"opened", b"gone")
+_NOT_COUNTED = (b"", b"v", b"opened", b"gone", b"paused")
 """The fields of the metadata that are not numbers."""
 _ENTRY = re.compile(rb"([0-9]+)(?: (-?[0-9]+) [01] ([0-9]+) (.*))?", re.DOTALL)
 """An entry of `inflight` (`topics/scripts/lib/slot/inflight.lua`)."""
@@ -136,6 +136,7 @@ class SlotView:
         self.group_active = self._decode_all("group:active", found.group_active, _parse_members)
         numbers = {name: value for name, value in found.meta.items() if name not in _NOT_COUNTED}
         self.meta: dict[bytes, int] = self._decode_all("meta", numbers, int)
+        self._decode_all("meta", {name: found.meta[name] for name in (b"paused",) if name in found.meta}, decode_pause)
         self.ready = self._decode_all("ready", {member: member for member in found.ready}, _parse_ready)
         self.group_waiting = self._decode_all(
             "group:waiting", {member: member for member in found.group_waiting}, _parse_waiting

@@ -9,7 +9,7 @@
 --- ARGV[4] maximum number of messages; a call sends 128 KiB of them or a single one
 --- ARGV[5] "list" | "stream"
 --- ARGV[6] approximate maximum length of the target, oldest dropped first; 0 = unlimited
---- Returns {"ok", now ms, next due ms (0 = none), sent} {"foreign", now ms, problem}
+--- Returns {"ok", now ms, next due ms (0 = none), sent} {"ok", now ms, next due ms, 0, record of the pause} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "topics/lib/slot/slot"
 --- @include "topics/lib/slot/early_reply"
@@ -30,7 +30,7 @@ local found = redis.call("TYPE", target).ok
 if found ~= "none" and found ~= kind then
   return { "foreign", now_ms, target .. " holds a " .. found .. ", expected a " .. kind }
 end
-local paused = redis.call("HEXISTS", K.meta, "paused") == 1
+local paused = redis.call("HGET", K.meta, "paused")
 local most, sent, triggers = paused and 0 or tonumber(ARGV[4]), 0, 0
 local token, length = redis.call("HGET", K.meta, "fence"), 0
 local problem = corrupt_number(K.meta, "fence", tonumber(token) or 0)
@@ -108,5 +108,7 @@ end
 local reply = { "ok", now_ms, next_due(K, now_ms, not paused and 0 or nil), sent }
 if sent > 0 then
   remember_reply(K, ARGV[2], now_ms, reply)
+elseif paused then
+  reply[5] = paused
 end
 return reply

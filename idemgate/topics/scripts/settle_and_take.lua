@@ -16,7 +16,7 @@
 --- ARGV[11..] four a delivery: its index, from 1, only if it is not a plain ack; "nack" | "bury" | "return" | "defer" | "part" |
 ---         "result" (an ack with a result); delay before the next attempt, ms; failure, or what failed of "part" (apply_partial),
 ---         or the result (topics/lib/slot/store_result)
---- Returns {"ok", now ms, next due ms (0 = none), lapsed, fencing token, then three a delivery: key, due ms, message,
+--- Returns {"ok", now ms, next due ms (0 = none), lapsed, fencing token, or the record of the pause (topics/pause), then three a delivery: key, due ms, message,
 ---         then one a settled delivery: "ok" | "dead" | "cancelled" | "lost" | "left"}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -61,6 +61,8 @@ if ended[#ended] ~= "left" and (not known_reply or recall_reply(K, ARGV[5], now_
     most = tonumber(ARGV[6]), lease = tonumber(ARGV[7]), flights = tonumber(ARGV[8]), interval = tonumber(ARGV[9]),
     burst = tonumber(ARGV[10]),
   }) or reply
+else
+  reply[5] = redis.call("HGET", K.meta, "paused") or 0
 end
 if not known_reply then
   remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, reply[3], unpack(ended) })

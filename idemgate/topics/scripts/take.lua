@@ -10,7 +10,7 @@
 --- ARGV[6] maximum deliveries of this slot in flight, 0 = unlimited
 --- ARGV[7] us between two deliveries at the rate limit, 0 = unlimited
 --- ARGV[8] burst: deliveries allowed at once after an idle time
---- Returns {"ok", now ms, next due ms (0 = none), lapsed, fencing token, then three a delivery: key, due ms,
+--- Returns {"ok", now ms, next due ms (0 = none), lapsed, fencing token, or the record of the pause (topics/pause), then three a delivery: key, due ms,
 ---         message}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"

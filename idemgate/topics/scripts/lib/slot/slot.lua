@@ -10,8 +10,8 @@
 --   meta          hash  v layout, or "closed " and the id of the change; fence last token, or the latest known time, us;
 --                       lease the longest lease requested, ms; term from the start to the end of a lease, ms; flushed
 --                       the highest serial that a flush of the whole slot may have covered; large set once a message or
---                       dead letter exceeded 1 KiB (track_large); rate time of the next delivery, us; paused; opened,
---                       batch, gone, from:<slot> state of a change of slots (reshard/*); and one field per counter
+--                       dead letter exceeded 1 KiB (track_large); rate time of the next delivery, us; paused time of the
+--                       pause, ms, a space, then who paused it and why, packed; opened, batch, gone, from:<slot> state of a change of slots (reshard/*); and one field per counter
 --   dedup         hash  "k" key -> group; "v" key -> version, then a space and the group if any; "e", "e0"... event ids
 --                       (topics/lib/events)
 --   dedup:expiry  zset  the "k" and "v" names -> expiry, ms

@@ -137,7 +137,7 @@ end
 -- messages with `want.lease` ms. Limits: `flights` deliveries in flight (0 = unlimited) and one delivery per
 -- `interval` us (0 = unlimited) with a `burst`. All messages together fit `max_call_bytes` or there is only one. A call
 -- that requeues lapsed deliveries requeues at most 32 and delivers at most 32. Return {"ok", now ms, next due ms (0 =
--- none), lapsed, fencing token, then three a delivery: key, due ms, message}. On a problem return nil and the problem.
+-- none), lapsed, fencing token (of a paused slot: the record of the pause), then three a delivery: key, due ms, message}. On a problem return nil and the problem.
 -- Then nothing was written.
 local function take_messages(K, p, now_us, request, want)
   local now_ms = math.floor(now_us / 1000)
@@ -255,6 +255,8 @@ local function take_messages(K, p, now_us, request, want)
   end
   if taken > 0 then
     reply[5] = token
+  elseif meta[4] then
+    reply[5] = meta[4]
   end
   add_counters(K, done)
   if taken > 0 or done.lapsed then
