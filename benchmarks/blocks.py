@@ -30,6 +30,7 @@ def run(plan: Plan) -> list[Row]:
                     (_large, ", 100 kB a message"),
                     (_met, ", meets 100 kB"),
                     (_items, ", meets 300 items"),
+                    (_blocked, ", 1,000 blocked groups"),
                 ):
                     server.flushall()
                     server.slowlog_reset()
@@ -138,6 +139,15 @@ def _items(gate: Gate, tag: str, plan: Plan) -> None:
             end_them(part)
         topic.flush()
         _through(topic, topic.nack, n)
+
+
+def _blocked(gate: Gate, tag: str, plan: Plan) -> None:
+    """Groups that are full, each with messages of many priorities behind its delivery."""
+    topic, n = gate.topic(f"{tag}-blocked", priority=True, priority_boost="1s"), plan.size(20_000)
+    topic.trigger_many([Trigger(f"key:{i}", priority=i % 97, group=f"g{i % (n // 20)}") for i in range(n)])
+    while topic.stats().blocked < n - n // 20:
+        topic.take(100)
+    topic.stats()
 
 
 def _through(topic: Any, end_them: Callable[[Any], object], n: int) -> None:
