@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from idemgate.core.clock import monotonic
@@ -12,7 +13,7 @@ from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.operate.values import show_value
 from idemgate.operate.verb import Facts, Given, Parameter, Verb
-from idemgate.topics.messages import Peek, Trigger
+from idemgate.topics.messages import Peek, Trigger, pack_pause
 from idemgate.topics.policy import check_slots
 from idemgate.topics.registry import StoredTopic, list_entries
 from idemgate.topics.reshard import ReshardProgress
@@ -46,7 +47,8 @@ def _row(topic: StoredTopic) -> dict[str, Any]:
     return {
         "topic": topic.name, "slots": topic.slots, "scheduled": stats.scheduled, "ready": stats.ready,
         "waiting": stats.waiting, "blocked": stats.blocked, "in_flight": stats.in_flight, "dead": stats.dead,
-        "next_due": stats.next_due, "condition": condition,
+        "oldest_due": stats.oldest_due, "next_due": stats.next_due, "condition": condition,
+        "paused": stats.paused and asdict(stats.paused),
     }  # fmt: skip
 
 
@@ -54,12 +56,23 @@ def show_topic(gate: Gate, given: Given) -> Facts:
     """Return the numbers, the policy and the counters of a topic."""
     find_topic(gate, given)
     [topic] = [one for one in gate.stored_topics() if one.name == given["topic"]]
-    return _row(topic) | {"policy": topic.policy.describe(), "counters": dict(topic.stats.counters)}
+    stats = topic.stats
+    groups = [{"group": one.group, "messages": one.count, "oldest_due": one.oldest_due} for one in stats.blocked_groups]
+    return _row(topic) | {
+        "lateness": stats.lateness.total_seconds(), "sampled": stats.sampled or None,
+        "oldest_blocked": stats.oldest_blocked and stats.oldest_blocked.group, "blocked_groups": groups,
+        "policy": topic.policy.describe(), "counters": dict(stats.counters),
+    }  # fmt: skip
 
 
 def pause_topic(gate: Gate, given: Given) -> Facts:
     """Stop all deliveries of a topic."""
-    return {"topic": given["topic"], "paused": find_topic(gate, given).pause()}
+    return {"topic": given["topic"], "paused": find_topic(gate, given).pause(given["reason"])}
+
+
+def _look_pause(gate: Gate, given: Given) -> Facts:
+    pack_pause(given["reason"])  # raises for a reason that is too long
+    return show_topic(gate, given)
 
 
 def resume_topic(gate: Gate, given: Given) -> Facts:
@@ -231,7 +244,10 @@ TOPIC_VERBS = (
         (Parameter("active", "only those that hold a message or dead letter, are paused or change", "flag"),),
     ),
     Verb("topic", "show", "show the numbers, the policy and the counters of a topic", show_topic, (_TOPIC,)),
-    Verb("topic", "pause", "stop all deliveries of a topic", pause_topic, (_TOPIC,), show_topic),
+    Verb(
+        "topic", "pause", "stop all deliveries of a topic", pause_topic,
+        (_TOPIC, Parameter("reason", "why: shown to others, and logged by workers")), _look_pause,
+    ),
     Verb("topic", "resume", "end the pause of a topic", resume_topic, (_TOPIC,), show_topic),
     Verb(
         "topic", "flush", "make pending messages due now: all of a topic, or that of one key", flush_topic,

@@ -52,6 +52,7 @@ CHANGES = [
     case("key resolve held --again", lambda gate: gate.claim("held").state == "started", resolved=True),
     case("key cancel runs", lambda gate: gate.inspect("runs").state == "in_progress", asked=True),
     case("topic pause jobs", lambda gate: stats(gate).paused, paused=True),
+    case("topic pause jobs --reason outage", lambda gate: stats(gate).paused.reason == "outage", paused=True),
     case("topic resume jobs", lambda gate: not stats(gate).paused, resumed=False),
     case("topic flush jobs", lambda gate: stats(gate).ready == 2, moved=2),
     case("topic flush jobs --key grouped", lambda gate: stats(gate).ready == 1, moved=1),
@@ -229,6 +230,7 @@ def test_only_the_newest_acts_are_kept(command: Command, gate: Gate, monkeypatch
 
 REFUSED = {
     "topic pause nothing": "no such topic in the store. There are: empty, jobs",
+    f"topic pause jobs --reason {'x' * 501}": "a text of 501 characters",
     "topic flush nothing": "no such topic",
     "topic delete nothing --yes": "no such topic",
     "topic reshard nothing 4": "no such topic",
@@ -337,7 +339,11 @@ def test_names_are_escaped_in_text(command: Command, gate: Gate) -> None:
         command("topic", "peek", "t", key, "--values"),
         command("topic", "cancel", "t", key, "--dry-run"),
         command("act", "ls"),
+        command("topic", "pause", "t", "--reason", key),
+        command("topic", "ls"),
+        command("topic", "show", "t"),
     ]
+    topic.resume()
     topic.bury(topic.take(1)[0], reason="\x1b[2J")
     printed += [command("dead", "ls", "t", "--values"), command("topic", "flush", "t", "--key", key)]
     for ran in printed:
@@ -346,6 +352,25 @@ def test_names_are_escaped_in_text(command: Command, gate: Gate) -> None:
         assert "all is well" not in ran.out.splitlines()
     # JSON has them in full
     assert json.loads(command("dead", "ls", "t", "--json").out)[0]["key"] == key
+
+
+def test_a_topic_is_shown_with_what_holds_it_back(command: Command, gate: Gate) -> None:
+    # Given a topic that is paused, with a message that waits for its group
+    topic = gate.topic("t")
+    for key in ("a", "b"):
+        topic.trigger(key, group="g")
+    topic.take(9)
+    topic.pause("an outage")
+    pause = topic.stats().paused
+    # Then its group, the time since when it is due, and who paused it are shown
+    shown = json.loads(command("topic", "show", "t", "--json").out)
+    [group] = shown["blocked_groups"]
+    assert (shown["oldest_blocked"], group["group"], group["messages"]) == ("g", "g", 1)
+    assert shown["oldest_due"] == group["oldest_due"] == topic.stats().oldest_due.isoformat()
+    assert shown["lateness"] >= 0
+    assert shown["paused"] == {"since": pause.since.isoformat(), "by": pause.by, "reason": "an outage"}
+    for words in (("show", "t"), ("ls",)):
+        assert f"since={pause.since:%Y-%m-%d %H:%M:%S}Z by={pause.by} reason=an outage" in command("topic", *words).out
 
 
 def test_dead_letters_are_exported_a_line_each(command: Command, gate: Gate) -> None:
