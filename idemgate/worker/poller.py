@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from math import ceil
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from idemgate.core.calls import Call
 from idemgate.core.clock import monotonic
+from idemgate.errors import DecodeError
+from idemgate.topics.messages import decode_pause
 from idemgate.topics.policy import find_newer
 from idemgate.topics.slots import stored_policy
 from idemgate.worker.clock_offset import UNKNOWN, Offset, narrow
@@ -38,7 +41,15 @@ class SlotReply(Protocol):
     def now_ms(self) -> int: ...
 
 
-A = TypeVar("A", bound=SlotReply)
+class WorkReply(SlotReply, Protocol):
+    """A reply to a request for due messages, with the record of the pause of a paused slot."""
+
+    @property
+    def paused(self) -> bytes | None: ...
+
+
+A = TypeVar("A", bound=WorkReply)
+log = logging.getLogger("idemgate.worker")
 
 
 class Poller:
@@ -62,6 +73,7 @@ class Poller:
         self.assigned_slots: Callable[[], Collection[int]] | None = None
         self.on_resize: Callable[[], None] = lambda: None
         self._running: Counter[int] = Counter()
+        self._paused = set[int]()  # the slots of which the last reply told so
         self._due_at: dict[int, float] = {}
         # One offset per slot: the nodes of a cluster have different clocks.
         self._offsets: defaultdict[int, Offset] = defaultdict(lambda: UNKNOWN)
@@ -251,7 +263,31 @@ class Poller:
         finally:
             self._running -= Counter((slot,))  # subtraction drops zero counts
         self.record_reply(slot, reply, sent)
+        if self._paused or reply.paused is not None:
+            self._record_pause(slot, reply.paused)
         return reply
+
+    def _record_pause(self, slot: int, record: bytes | None) -> None:
+        """Record whether a slot is paused. Log the begin of a pause of the topic, and its end."""
+        was_paused, name = bool(self._paused), self.topic.name
+        self._paused.intersection_update(self._slots_to_poll())
+        if record is None:
+            self._paused.discard(slot)
+        else:
+            self._paused.add(slot)
+        if was_paused and not self._paused:
+            log.warning("worker.resumed topic=%r", name, extra={"topic": name})
+        elif not was_paused and record is not None:
+            facts = {"topic": name} | _describe_pause(record)
+            log.warning("worker.paused topic=%r since=%s by=%r reason=%r", *facts.values(), extra=facts)
+
+
+def _describe_pause(record: bytes) -> dict[str, str | None]:
+    try:
+        pause = decode_pause(record)
+    except DecodeError as error:  # it is a pause all the same
+        return {"since": None, "by": f"<not decodable: {error.why}>", "reason": None}
+    return {"since": pause.since.isoformat(), "by": pause.by, "reason": pause.reason}
 
 
 class PolicyFollower:
