@@ -40,6 +40,7 @@ else:
 __all__ = [
     "COUNT_WITHIN",
     "BaseTopic",
+    "Buried",
     "Cancelled",
     "CheckInput",
     "Delivered",
@@ -61,6 +62,7 @@ COUNT_WITHIN = 0.25
 R = TypeVar("R")
 CheckInput = Callable[[TopicCalls], object]
 """A function that builds a call, to raise InvalidArgument for invalid input before a topic is created."""
+Buried = Literal["buried", "in_flight", "absent"]
 Cancelled = Literal["cancelled", "in_flight", "absent"]
 Rescheduled = Literal["rescheduled", "in_flight", "absent"]
 Deliveries = Delivery[Any] | Sequence[Delivery[Any]]
@@ -494,6 +496,12 @@ class BaseTopic(Generic[Sent, Delivered]):
             raise InvalidArgument("result", result, f"topic {self.name!r} stores no results", fix)
         packed = b"v" + self.definition.context.codec.encode(result, "result")
         return [Settlement("ack", delivery, result=packed) for delivery in to_deliveries(deliveries)]
+
+    def _build_burials(self, deliveries: Deliveries, group: Key | None, reason: str) -> list[Settlement]:
+        if group is not None:
+            fix = "Leave it out, or pass a key"
+            raise InvalidArgument("group", group, "is for a key: a delivery knows its own", fix)
+        return self._build_settlements("bury", deliveries, reason=reason)
 
     def _build_settlements(
         self, verb: str, deliveries: Deliveries, delay: Duration | None = None, reason: str = ""

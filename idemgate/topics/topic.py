@@ -18,6 +18,7 @@ from idemgate.topics.dead_letters import DeadLetters
 from idemgate.topics.definition import (
     COUNT_WITHIN,
     BaseTopic,
+    Buried,
     Cancelled,
     CheckInput,
     Delivered,
@@ -348,17 +349,30 @@ class Topic(BaseTopic[Sent, Delivered]):
     def bury(self, deliveries: Delivery[Any], *, reason: str = "") -> SettleOutcome: ...
     @overload
     def bury(self, deliveries: Sequence[Delivery[Any]], *, reason: str = "") -> list[SettleOutcome]: ...
-    def bury(self, deliveries: Deliveries, *, reason: str = "") -> SettleOutcome | list[SettleOutcome]:
-        """Give up deliveries: move them to the dead letters without another attempt.
+    @overload
+    def bury(self, key: Key, /, *, group: Key | None = None, reason: str = "") -> Buried: ...
+    def bury(
+        self, deliveries: Deliveries | Key, *, group: Key | None = None, reason: str = ""
+    ) -> SettleOutcome | list[SettleOutcome] | Buried:
+        """Give up deliveries, or the pending message of a key: move it to the dead letters, from where it can return.
+
+        A key is for a message that nobody should handle now, such as one that does harm. It takes one round trip and
+        is atomic. A delivery of the key that runs is not touched: only the message pending behind it is moved.
 
         Args:
-            deliveries: One delivery, or a sequence of them.
+            deliveries: One delivery, a sequence of them, or a key.
+            group: The group that the triggers of the key named. Not for deliveries.
             reason: A text about the failure, stored with the dead letter.
 
         Returns:
-            "dead", "cancelled" or "lost". One outcome per delivery.
+            Of deliveries "dead", "cancelled" or "lost". One outcome per delivery.
+            Of a key "buried": no delivery of that message starts after this. "in_flight": it is being delivered, and
+            no message is pending behind it. "absent": there was no message.
         """
-        return self._settle(deliveries, self._build_settlements("bury", deliveries, reason=reason))
+        if isinstance(deliveries, Key):
+            key = deliveries
+            return cast(Buried, self._run_for(key, lambda calls: calls.bury(key, group, reason)))
+        return self._settle(deliveries, self._build_burials(deliveries, group, reason))
 
     @overload
     def release(self, deliveries: Delivery[Any]) -> SettleOutcome: ...

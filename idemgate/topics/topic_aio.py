@@ -21,6 +21,7 @@ from idemgate.topics.dead_letters import AioDeadLetters
 from idemgate.topics.definition import (
     COUNT_WITHIN,
     BaseTopic,
+    Buried,
     Cancelled,
     CheckInput,
     Delivered,
@@ -226,9 +227,16 @@ class AioTopic(BaseTopic[Sent, Delivered]):
     async def bury(self, deliveries: Delivery[Any], *, reason: str = "") -> SettleOutcome: ...
     @overload
     async def bury(self, deliveries: Sequence[Delivery[Any]], *, reason: str = "") -> list[SettleOutcome]: ...
-    async def bury(self, deliveries: Deliveries, *, reason: str = "") -> SettleOutcome | list[SettleOutcome]:
-        """Give up deliveries: move them to the dead letters. See `Topic.bury`."""
-        return await self._settle(deliveries, self._build_settlements("bury", deliveries, reason=reason))
+    @overload
+    async def bury(self, key: Key, /, *, group: Key | None = None, reason: str = "") -> Buried: ...
+    async def bury(
+        self, deliveries: Deliveries | Key, *, group: Key | None = None, reason: str = ""
+    ) -> SettleOutcome | list[SettleOutcome] | Buried:
+        """Give up deliveries, or the pending message of a key: move it to the dead letters. See `Topic.bury`."""
+        if isinstance(deliveries, Key):
+            key = deliveries
+            return cast(Buried, await self._run_for(key, lambda calls: calls.bury(key, group, reason)))
+        return await self._settle(deliveries, self._build_burials(deliveries, group, reason))
 
     @overload
     async def release(self, deliveries: Delivery[Any]) -> SettleOutcome: ...

@@ -70,6 +70,11 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
         args = (new_id(), self._policy, keys.raw(key))
         return self._call_for_key("cancel", route_of(key, group), args, lambda reply: text(reply[0]))
 
+    def bury(self, key: Key, group: Key | None = None, failure: str = "") -> Call[str]:
+        """Build the call that makes the pending message of a key a dead letter: "buried", "in_flight" or "absent"."""
+        args = (new_id(), self._policy, keys.raw(key), failure.encode(errors="backslashreplace"))
+        return self._call_for_key("cancel", route_of(key, group), args, lambda reply: text(reply[0]))
+
     def reschedule(self, trigger: Trigger) -> Call[str]:
         """Build the call that moves a pending message to the time of `trigger`. Raises InvalidArgument."""
         time = pack_time(trigger)

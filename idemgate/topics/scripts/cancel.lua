@@ -1,11 +1,14 @@
---- Cancel the pending message of a key. A delivery in flight may still run, but is not retried.
+--- Cancel the pending message of a key, or move it to the dead letters. A delivery in flight may still run. It is not retried if
+--- the key is cancelled, and goes on as before if the message is buried.
 --- KEYS[1..15] slot
 --- KEYS[16..17] results (topics/lib/slot/store_result), only if the topic stores them
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (topics/lib/slot/slot)
 --- ARGV[4] key
---- Returns {"cancelled", now ms} (no delivery starts after this) {"in_flight", now ms} {"absent", now ms} {"foreign", now ms, problem}
+--- ARGV[5] failure of the dead letter; absent to cancel
+--- Returns {"cancelled", now ms} {"buried", now ms} (no delivery of the message starts after this) {"in_flight", now ms} (to bury:
+---         no message is pending) {"absent", now ms} {"foreign", now ms, problem}
 --- Keys: hash
 --- @include "lib/now"
 --- @include "topics/lib/slot/slot"
@@ -17,9 +20,10 @@
 --- @include "topics/lib/slot/reopen_window"
 --- @include "topics/lib/slot/store_result"
 --- @include "topics/lib/schedule/hints"
-local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
+local K, p, key, failure = slot(KEYS), policy(ARGV[3]), ARGV[4], ARGV[5]
 K.results = p.results and { [0] = KEYS[16], [1] = KEYS[17] }
-local now_ms = math.floor(now(ARGV[1]) / 1000)
+local now_us = now(ARGV[1])
+local now_ms = math.floor(now_us / 1000)
 local known_reply = early_reply(K, ARGV[2], now_ms, p, key)
 if known_reply then
   return known_reply
@@ -29,14 +33,20 @@ redis.call("HDEL", K.meta, "")
 local d, running = read_entries(K, { key })[key], nil
 local hash = d and K.next or K.messages
 local packed = redis.call("HGET", hash, key)
-if not packed and not d then
-  return remember_reply(K, ARGV[2], now_ms, { "absent", now_ms })
+if not packed and (failure or not d) then
+  return remember_reply(K, ARGV[2], now_ms, { d and "in_flight" or "absent", now_ms })
 end
 if d then
   d, running = parse_entry(d), decode_message(redis.call("HGET", K.messages, key))
 end
 if packed then
   local m, before = decode_message(packed), earliest_due(K)
+  if failure then
+    --- @include "topics/lib/dead_letters"
+    -- Before the message is removed: a server before Redis 7.0 may refuse any later command.
+    add_dead_letter(K, key, m, failure, now_us, now_ms)
+    discard_dead_letters(K, p, now_ms)
+  end
   unschedule(K, key, m) -- fault: cancel-scheduled
   redis.call("HDEL", hash, key)
   reopen_window(K, p, key)
@@ -44,10 +54,10 @@ if packed then
     group_leave(K, m.group, key, p.group_limit)
     publish_hint(K, before, earliest_due(K))
   end
-  add_counters(K, { cancelled = 1, cancelled_triggers = m.count })
-  store_result(K, p, key, m, "c", now_ms, running and running.serial)
+  add_counters(K, failure and { buried = 1, buried_triggers = m.count } or { cancelled = 1, cancelled_triggers = m.count })
+  store_result(K, p, key, m, failure and "d" .. failure or "c", now_ms, running and running.serial)
 end
-if d then
+if d and not failure then
   redis.call("HSET", K.inflight, key, format_entry(d.token, d.due or running.due, true, running.count, running.group)) -- fault: cancel-running
 end
-return remember_reply(K, ARGV[2], now_ms, { d and "in_flight" or "cancelled", now_ms })
+return remember_reply(K, ARGV[2], now_ms, { failure and "buried" or d and "in_flight" or "cancelled", now_ms })
