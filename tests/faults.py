@@ -156,6 +156,8 @@ FAULTS = {
     # of other scripts of a topic
     "what is cancelled stays scheduled": Fault("cancel-scheduled", "gone"),
     "what is cancelled in flight goes on": Fault("cancel-running", "true => false"),
+    "what is buried by its key is gone": Fault("buried-key", "gone"),
+    "what runs is cancelled with what is buried": Fault("bury-running", " and not failure => "),
     "anybody extends": Fault("extend-token", " and d.token == tokens[i] => "),
     "a heartbeat holds nothing": Fault("moved", "#starts => 0"),
     "an extended lease forgets its token": Fault("moved", "#added => 0"),

@@ -34,9 +34,9 @@ def encode_result(codec: Codec, value: object) -> bytes:
 def find_result(reply: list[Any], ticket: Ticket, slots: int) -> bytes | None:
     """Return the result of the delivery that carried a trigger, or None if there is none.
 
-    A dead letter may be redriven, merge with newer triggers and end again. So the newest result counts that covers the
-    trigger, or whose message began with the first trigger of such a dead letter. Limit: a message whose first trigger
-    came in the same millisecond as that of a dead letter of its key looks the same.
+    A dead letter may be redriven, merge with other triggers and end again. So the newest result counts that covers the
+    trigger, or whose message holds the first and the last trigger of such a dead letter, by their times. Limit: a
+    message whose first trigger came in the same millisecond as that of a dead letter of its key looks the same.
 
     Args:
         reply: the reply of `topics/scripts/results.lua`.
@@ -54,8 +54,9 @@ def find_result(reply: list[Any], ticket: Ticket, slots: int) -> bytes | None:
                 if not isinstance(result, bytes):
                     raise TypeError(f"{result!r:.100} is no result")
                 covers = slots != ticket.slots or floor <= ticket.serial < serial
-                if (covers and first <= ticket.accepted_ms <= last) or (died is not None and first <= died):
-                    found, died = result, first if result[:1] == b"d" else None
+                redriven = died is not None and first <= died[0] and (last, serial) >= died[1:]
+                if redriven or (covers and first <= ticket.accepted_ms <= last):
+                    found, died = result, (first, last, serial) if result[:1] == b"d" else None
     return found
 
 

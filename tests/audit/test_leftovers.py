@@ -66,6 +66,7 @@ OPERATIONS = {
     "bury": Operation(lambda on: on.topic.bury(on.plain), "topics/settle"),
     "extend": Operation(lambda on: on.topic.extend([on.grouped, on.plain]), "topics/extend"),
     "cancel": Operation(lambda on: on.topic.cancel("later"), "topics/cancel", frozenset({7})),
+    "bury a key": Operation(lambda on: on.topic.bury("later"), "topics/cancel"),
     "reschedule": Operation(lambda on: on.topic.reschedule("later", delay=0), "topics/reschedule"),
     "reset version": Operation(lambda on: on.topic.reset_version("later"), "topics/versions/reset"),
     "flush": Operation(lambda on: on.topic.flush("later"), "topics/flush"),

@@ -42,14 +42,15 @@ COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
 @dataclass(frozen=True)
 class Header:
     """What the head of a script says of it. `tail` is where its repeated arguments begin, and how many are one;
-    `required` of the `keys` are in every call; `many`: any number of keys of one kind; `packed`: what replies begin
-    with that are one string."""
+    `required` of the `keys` are in every call; `many`: any number of keys of one kind; `spare`: how many of the last
+    `args` a call may leave out; `packed`: what replies begin with that are one string."""
 
     about: str
     keys: int
     required: int
     many: bool
     args: frozenset[int]
+    spare: int
     tail: tuple[int, int] | None
     words: frozenset[str]
     each: frozenset[str]
@@ -58,7 +59,11 @@ class Header:
     def takes(self, args: int) -> bool:
         """Whether a call may have that many arguments."""
         fixed = len(self.args)
-        return args == fixed if self.tail is None else args >= fixed and (args - fixed) % self.tail[1] == 0
+        return (
+            fixed - self.spare <= args <= fixed
+            if self.tail is None
+            else args >= fixed and (args - fixed) % self.tail[1] == 0
+        )
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -77,6 +82,7 @@ def header_of(text: str) -> Header:
         required=max((end for end, optional in ends.items() if not optional), default=0),
         many=any(line.startswith("KEYS[1..] ") for line in lines),
         args=args,
+        spare=len(list(_found(r"^ARGV\[(\d+)\] \S.* only if ", lines))),
         tail=_tail(lines),
         words=frozenset(re.findall(r'\{"(\w+)"', returns)),
         each=frozenset(

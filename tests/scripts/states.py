@@ -173,6 +173,7 @@ class Slot:
             "forward list": calls.forward(0, Forward("list", None, 0), 10),
             "forward stream": calls.forward(0, Forward("stream", None, 5), 10),
             "cancel": calls.cancel("k"),
+            "bury key": calls.bury("k", None, "why"),
             "reschedule": calls.reschedule(Trigger("k", delay=1)),
             "flush": calls.flush("k"),
             "flush all": calls.flush_slot(0),

@@ -154,7 +154,7 @@ def waits_for_results(on: Stage) -> None:
         topic.result(dropped)
     on.clock.advance("2h")
     topic.trigger("k", 3)
-    assert topic.cancel("k") == "cancelled"
+    assert topic.bury("k") == "buried"
 
     async def waiting() -> None:
         """The event loop unsubscribes from a channel when no caller waits for it any more."""

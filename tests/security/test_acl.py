@@ -351,6 +351,7 @@ class Scene:
             calls.forward(0, Forward("list", None, 0), 10),
             calls.forward(0, Forward("stream", f"theirs-{gate.namespace}".encode(), 0), 10),
             calls.cancel("x"),
+            calls.bury("y", None, "why"),
             calls.reschedule(Trigger("y", delay=0)),
             calls.flush("z"),
             calls.flush_slot(0),

@@ -346,7 +346,7 @@ class Model:
             self._count("cancelled", flight.message)
             self._open_door(key)
         elif self._is_exhausted(flight.message):
-            self._bury(key, flight, SILENT)
+            self._bury(key, flight.message, flight.token, SILENT)
         else:
             flight.message.failure = SILENT
             # The second time apart from its neighbours, somewhere within a lease.
@@ -364,7 +364,7 @@ class Model:
             self._count("acked", message)
             return "ok"
         if verb == "bury":
-            self._bury(key, flight, failure)
+            self._bury(key, message, token, failure)
             return "dead"
         if flight.cancelled:
             self._count("cancelled", message)
@@ -372,7 +372,7 @@ class Model:
             return "cancelled"
         self.counters[{"nack": "nacked", "return": "returned", "defer": "deferred"}[verb]] += 1
         if verb == "nack" and self._is_exhausted(message):
-            self._bury(key, flight, failure)
+            self._bury(key, message, token, failure)
             return "dead"
         if verb == "nack":
             message.failure = failure
@@ -429,13 +429,13 @@ class Model:
         if key not in self.pending:
             self.memo.pop(("door", key), None)
 
-    def _bury(self, key: str, flight: Flight, reason: str) -> None:
-        self._count("buried", flight.message)
+    def _bury(self, key: str, message: Message, number: int, reason: str) -> None:
+        self._count("buried", message)
         self._open_door(key)
-        number, taken = flight.token, {letter.token for letter in self.dead}
+        taken = {letter.token for letter in self.dead}
         while number in taken:
             number -= 1
-        self.dead.append(Letter(number, key, flight.message, reason, self.now))
+        self.dead.append(Letter(number, key, message, reason, self.now))
         self.buried = True
 
     def discard(self) -> None:
@@ -461,6 +461,16 @@ class Model:
             flight.cancelled = True
             return "in_flight"
         return "absent" if message is None else "cancelled"
+
+    def bury(self, key: str, reason: str) -> str:
+        message = self.pending.pop(key, None)
+        if message is None:
+            return "in_flight" if key in self.flights else "absent"
+        message.holds = False
+        self.token = max(self.token + 1, self.now * 1000)
+        self._bury(key, message, self.token, reason)
+        self.discard()
+        return "buried"
 
     def reschedule(self, key: str, at: int) -> str:
         if key not in self.pending:

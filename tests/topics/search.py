@@ -1,8 +1,8 @@
 """Every interleaving of the protocol of one slot, up to a depth, run by the scripts themselves.
 
 Two workers, two triggers, and what may happen to them, in each scope another part of it: take, acknowledge, give up on,
-bury, give back, end and take in one call, extend, cancel, give another time, a lease that lapses, redrive, delete, a
-worker that forgets, a reply that is lost, and a late copy of each request that was made.
+bury, give back, end and take in one call, extend, cancel, bury by the key, give another time, a lease that lapses,
+redrive, delete, a worker that forgets, a reply that is lost, and a late copy of each request that was made.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ RESET = """for i, key in ipairs(KEYS) do
   if ARGV[i] ~= "" then redis.call("RESTORE", key, i > 13 and 120000 or 0, ARGV[i]) end
 end"""
 """Only the last two, which remember replies, go by themselves."""
-ONCE = ("cancel", "reschedule", "redrive", "delete")
-"""What a path has at most one of."""
+ONCE = ("cancel", "inter", "reschedule", "redrive", "delete")
+"""What a path has at most one of. To "inter" is to bury the pending message of a key."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Scope:
 
 SCOPES = {
     "one key": Scope(("k", "k"), ("ack", "nack"), ("cancel", "forget", "redrive")),
-    "one group": Scope(("k", "l"), ("ack", "nack"), ("cancel", "forget")),
+    "one group": Scope(("k", "l"), ("ack", "nack"), ("cancel", "inter", "forget")),
     "lost replies": Scope(("k", "k"), ("ack", "nack"), ("unheard",)),
     "turns": Scope(("k", "l"), ("turn ack", "turn nack"), ("unheard",)),
-    "dead letters": Scope(("k", "k"), ("nack", "bury"), ("cancel", "redrive", "delete"), attempts=1),
+    "dead letters": Scope(("k", "k"), ("nack", "bury"), ("cancel", "inter", "redrive", "delete"), attempts=1),
     "times": Scope(("k", "k"), ("ack", "return"), ("extend", "reschedule", "cancel")),
 }
 
@@ -214,6 +214,8 @@ class Search(exhaustive.Search[State, Step]):
         more = {one for one in ONCE if one in self.scope.more and not self._nth(state, one)}
         if state.accepted and "cancel" in more:
             yield self._step("cancel", self.calls.cancel(self.names[0], group=self.group))
+        if state.accepted and "inter" in more:
+            yield self._step("inter", self.calls.bury(self.names[0], self.group, "why"))
         if state.accepted and "reschedule" in more:
             later = Trigger(self.names[0], delay=LEASE / 1000, group=self.group)
             yield self._step("reschedule", self.calls.reschedule(later))
@@ -268,6 +270,12 @@ class Search(exhaustive.Search[State, Step]):
         if step.verb == "cancel":
             self._judge_cancel(before, after, reply[0])
             return replace(after, named=0, cancelled=before.cancelled | set(_items(pending) if pending else ()))
+        if step.verb == "inter":
+            expected = b"buried" if pending else b"in_flight" if in_flight(before.content) else b"absent"
+            self.check(after, reply[0] == expected, "the burial of a key has a wrong reply")
+            untouched = in_flight(after.content) == in_flight(before.content)
+            self.check(after, untouched, "P13: what is in flight is changed by a burial behind it")
+            return replace(after, named=0)
         if step.verb == "reschedule":
             self.check(after, (reply[0] == b"rescheduled") is bool(pending), "what is pending is given no other time")
             return replace(after, named=reply[2] if pending else before.named)

@@ -83,6 +83,78 @@ async def test_cancel_takes_both_what_runs_and_what_waits(face: Any, conserved: 
     await conserved(topic, ["k"])
 
 
+# -- bury a key -------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_buried_by_its_key_is_a_dead_letter(face: Any, clock: Clock, conserved: Any) -> None:
+    topic = face.topic("t", window="60s", merge="append")
+    await topic.trigger_many([("a", 1), ("a", 2), ("b", 3)])
+    # When one of two keys is buried
+    assert await topic.bury("a", reason="poison") == "buried"
+    assert await topic.bury("a") == "absent"
+    assert await topic.peek("a") == NOTHING
+    # Then it is a dead letter that was never tried, and only the other is delivered
+    [letter] = await topic.dead.list()
+    assert (letter.key, letter.payload, letter.reason, letter.attempts, letter.died_at) == (
+        "a", [1, 2], "poison", 0, clock.now(),
+    )  # fmt: skip
+    clock.advance("60s")
+    assert [one.key for one in await topic.take(10)] == ["b"]
+    stats = await topic.stats()
+    assert (stats["buried"], stats["buried_triggers"], stats["cancelled"]) == (1, 2, 0)
+    await conserved(topic, ["a", "b"])
+    # And it comes back with its payload
+    assert await topic.dead.redrive([letter.id]) == 1
+    assert [(one.key, one.payload, one.attempt) for one in await topic.take(10)] == [("a", [1, 2], 1)]
+    await conserved(topic, ["a", "b"])
+
+
+async def test_a_burial_does_not_touch_what_runs(face: Any, conserved: Any) -> None:
+    topic = face.topic("t", backoff=0)
+    await topic.trigger("k", 1)
+    (running,) = await topic.take(1)
+    # While it runs and nothing waits behind it, there is nothing to bury
+    assert await topic.bury("k") == "in_flight"
+    # When what waits behind it is buried
+    await topic.trigger("k", 2)
+    assert await topic.bury("k") == "buried"
+    # Then the delivery goes on: it is still held, and tried again
+    assert await topic.extend(running) == "ok"
+    assert await topic.nack(running) == "ok"
+    assert [(one.payload, one.attempt) for one in await topic.take(10)] == [(1, 2)]
+    assert [one.payload for one in await topic.dead.list()] == [2]
+    await conserved(topic, ["k"])
+
+
+async def test_a_burial_discards_the_oldest_letters_beyond_the_maximum(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", max_dead_letters=2)
+    for key in "abc":
+        await topic.trigger(key)
+        assert await topic.bury(key) == "buried"
+        clock.advance("1ms")
+    assert [one.key for one in await topic.dead.list()] == ["c", "b"]
+    assert (await topic.stats())["expired_triggers"] == 1
+
+
+async def test_letters_of_one_time_have_different_ids(face: Any) -> None:
+    topic = face.topic("t")
+    for key in "abc":
+        await topic.trigger(key)
+    (taken,) = await topic.take(1)
+    await topic.bury(taken)
+    assert [await topic.bury(key) for key in {*"abc"} - {taken.key}] == ["buried", "buried"]
+    assert {one.key for one in await topic.dead.list()} == {*"abc"}
+
+
+async def test_a_group_is_for_a_key_only(face: Any) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k", group="g")
+    (taken,) = await topic.take(1)
+    with pytest.raises(InvalidArgument, match="is for a key"):
+        await topic.bury(taken, group="g")
+    assert await topic.bury(taken) == "dead"
+
+
 # -- reschedule -------------------------------------------------------------------------------------------------------
 
 

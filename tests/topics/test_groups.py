@@ -209,7 +209,7 @@ async def test_a_lapsed_delivery_keeps_its_place_in_the_group(face: Any, clock: 
     assert await keys_taken(topic) == ["second"]
 
 
-@pytest.mark.parametrize("how", ["cancel", "reschedule", "trigger"])
+@pytest.mark.parametrize("how", ["cancel", "bury", "reschedule", "trigger"])
 async def test_a_group_does_not_wait_for_what_was_called_off(face: Any, clock: Clock, how: str) -> None:
     # Given a group that waits for a retry in an hour, with one more in its line
     topic = face.topic("orders", backoff=[3600])
@@ -221,6 +221,8 @@ async def test_a_group_does_not_wait_for_what_was_called_off(face: Any, clock: C
     # When the retry is called off, or put off by name
     if how == "cancel":
         assert await topic.cancel("first", group="ann") == "cancelled"
+    elif how == "bury":
+        assert await topic.bury("first", group="ann") == "buried"
     elif how == "reschedule":
         assert await topic.reschedule("first", delay="48h", group="ann") == "rescheduled"
     else:
@@ -328,7 +330,7 @@ async def test_a_redriven_letter_joins_the_group_of_what_is_newer(face: Any, clo
     assert sorted(await keys_taken(topic)) == ["last", "next"]
 
 
-@pytest.mark.parametrize("how", ["cancel", "reschedule", "trigger"])
+@pytest.mark.parametrize("how", ["cancel", "bury", "reschedule", "trigger"])
 async def test_workers_are_told_that_a_group_goes_on(
     face: Any, clock: Clock, raw: Any, namespace: str, how: str
 ) -> None:
@@ -345,6 +347,8 @@ async def test_workers_are_told_that_a_group_goes_on(
         # When the retry makes room for the next
         if how == "cancel":
             await topic.cancel("first", group="ann")
+        elif how == "bury":
+            await topic.bury("first", group="ann")
         elif how == "reschedule":
             await topic.reschedule("first", delay="48h", group="ann")
         else:

@@ -38,8 +38,8 @@ from idemgate.topics.topic_calls import TopicCalls
 from tests.topics.model import NEVER, Model, Rules
 
 WEIGHTS = {
-    "trigger": 10, "take": 3, "wait_and_take": 6, "settle": 9, "turn": 3, "extend": 1, "cancel": 1, "reschedule": 1,
-    "flush": 1, "flush_all": 1, "exhume": 3, "time": 5, "again": 4, "pause": 1,
+    "trigger": 10, "take": 3, "wait_and_take": 6, "settle": 9, "turn": 3, "extend": 1, "cancel": 1, "bury": 1,
+    "reschedule": 1, "flush": 1, "flush_all": 1, "exhume": 3, "time": 5, "again": 4, "pause": 1,
 }  # fmt: skip
 HAPPENED = (
     "acked", "nacked", "buried", "returned", "deferred", "lapsed", "lost", "cancelled", "redriven", "deleted", "folded",
@@ -370,6 +370,11 @@ class Machine(RuleBasedStateMachine):
     def _cancel(self, any_of: Random) -> None:
         slot, key = self._any_slot(any_of), any_of.choice(KEYS)
         self._run(slot, self.calls.cancel(key, self.homes[slot]), lambda _: self.models[slot].cancel(key))
+
+    def _bury(self, any_of: Random) -> None:
+        slot, key = self._any_slot(any_of), any_of.choice(KEYS)
+        call = self.calls.bury(key, self.homes[slot], "because")
+        self._run(slot, call, lambda _: self.models[slot].bury(key, "because"))
 
     def _reschedule(self, any_of: Random) -> None:
         slot, key, delay = self._any_slot(any_of), any_of.choice(KEYS), any_of.choice(SPANS)

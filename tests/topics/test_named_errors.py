@@ -19,6 +19,7 @@ ASKS: dict[str, Ask] = {
     "trigger": lambda topic: topic.trigger("order-7"),
     "trigger_many": lambda topic: topic.trigger_many([Trigger("order-7")]),
     "cancel": lambda topic: topic.cancel("order-7"),
+    "bury": lambda topic: topic.bury("order-7"),
     "reschedule": lambda topic: topic.reschedule("order-7", delay="1s"),
     "flush": lambda topic: topic.flush("order-7"),
     "peek": lambda topic: topic.peek("order-7"),

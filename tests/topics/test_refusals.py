@@ -497,6 +497,7 @@ def _verbs(topic: Any, delivery: Any) -> dict[str, Callable[[], Awaitable[Any]]]
         "release": lambda: topic.release(delivery),
         "extend": lambda: topic.extend(delivery),
         "cancel": lambda: topic.cancel("k"),
+        "bury a key": lambda: topic.bury("k"),
         "reschedule": lambda: topic.reschedule("k", delay=1),
         "flush a key": lambda: topic.flush("k"),
         "flush": topic.flush,

@@ -150,6 +150,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     "versions": lambda topic: topic.versions(KEYS[0]),
     "reset version": lambda topic: topic.reset_version(KEYS[0]),
     "cancel": lambda topic: topic.cancel(KEYS[0]),
+    "bury a key": lambda topic: topic.bury(KEYS[0]),
     "flush one": lambda topic: topic.flush(KEYS[0]),
     "flush": lambda topic: topic.flush(),
     "pause": lambda topic: topic.pause(),

@@ -172,6 +172,22 @@ async def test_a_cancelled_trigger_has_no_result(face: Any, clock: Clock) -> Non
         await topic.result(running, 0)
 
 
+async def test_a_message_that_was_buried_unstarted_has_failed(face: Any) -> None:
+    topic = face.topic("t", result_retention="10m", backoff="1s")
+    running = await topic.trigger("k", 1)
+    delivery = await _take(topic)
+    behind = await topic.trigger("k", 2)
+    # When the message behind a delivery is buried
+    assert await topic.bury("k", reason="poison") == "buried"
+    # Then only its caller hears of it
+    with pytest.raises(DeliveryFailed, match="poison"):
+        await topic.result(behind, 0)
+    await topic.ack(delivery, result="done")
+    assert await topic.result(running, 0) == "done"
+    with pytest.raises(DeliveryFailed, match="poison"):
+        await topic.result(behind, 0)
+
+
 async def test_a_trigger_that_was_not_accepted_has_no_result(face: Any) -> None:
     topic = face.topic("t", result_retention="10m")
     await topic.trigger("k", 1, event_id="e", version=2)

@@ -119,6 +119,7 @@ SCENES: dict[str, Method] = {
     "release": lambda topic, held: topic.release(held["flying"]),
     "extend": lambda topic, held: topic.extend(held["flying"], "60s"),
     "cancel": lambda topic, _: topic.cancel(KEYS[0]),
+    "bury a key": lambda topic, _: topic.bury(KEYS[0]),
     "reschedule": lambda topic, _: topic.reschedule(KEYS[0], delay="500s"),
     "flush": lambda topic, _: topic.flush(),
     "flush one": lambda topic, _: topic.flush(KEYS[0]),

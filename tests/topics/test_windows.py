@@ -149,6 +149,9 @@ async def _end_undone(topic: Any, clock: Clock, how: str) -> None:
     if how == "cancelled":
         assert await topic.cancel("k") == "cancelled"
         return
+    if how == "buried unstarted":
+        assert await topic.bury("k") == "buried"
+        return
     (delivery,) = await topic.take(1)
     if how == "buried":
         assert await topic.bury(delivery) == "dead"
@@ -164,7 +167,9 @@ async def _end_undone(topic: Any, clock: Clock, how: str) -> None:
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-@pytest.mark.parametrize("how", ["cancelled", "cancelled in flight", "buried", "out of attempts", "lapsed"])
+@pytest.mark.parametrize(
+    "how", ["cancelled", "cancelled in flight", "buried", "buried unstarted", "out of attempts", "lapsed"]
+)
 async def test_a_leading_edge_accepts_the_next_trigger_if_nothing_was_done(
     face: Any, clock: Clock, how: str, quiet: bool
 ) -> None:

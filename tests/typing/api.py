@@ -569,6 +569,7 @@ def topics() -> None:
     images.nack(deliveries, items=[1])  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert_type(images.bury(deliveries[0], reason="no"), Literal["ok", "dead", "cancelled", "lost"])
     assert_type(images.extend(deliveries[0], "1m"), Literal["ok", "dead", "cancelled", "lost"])
+    assert_type(images.bury("k", group="g"), Literal["buried", "in_flight", "absent"])
     assert_type(images.cancel("k"), Literal["cancelled", "in_flight", "absent"])
     assert_type(images.reschedule("k", delay=1), Literal["rescheduled", "in_flight", "absent"])
     assert_type(images.flush(), int)

@@ -6,7 +6,7 @@
 --- ARGV[2] request id
 --- ARGV[3] policy (topics/lib/slot/slot)
 --- ARGV[4] key
---- ARGV[5] failure of the dead letter; absent to cancel
+--- ARGV[5] failure of the dead letter, only if the message is to be buried
 --- Returns {"cancelled", now ms} {"buried", now ms} (no delivery of the message starts after this) {"in_flight", now ms} (to bury:
 ---         no message is pending) {"absent", now ms} {"foreign", now ms, problem}
 --- Keys: hash
@@ -28,6 +28,15 @@ local known_reply = early_reply(K, ARGV[2], now_ms, p, key)
 if known_reply then
   return known_reply
 end
+local token
+if failure then
+  --- @include "lib/fence"
+  token = fence(redis.call("HGET", K.meta, "fence"), now_us)
+  local problem = corrupt_number(K.meta, "fence", token)
+  if problem then
+    return { "foreign", now_ms, problem }
+  end
+end
 -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
 redis.call("HDEL", K.meta, "")
 local d, running = read_entries(K, { key })[key], nil
@@ -44,7 +53,8 @@ if packed then
   if failure then
     --- @include "topics/lib/dead_letters"
     -- Before the message is removed: a server before Redis 7.0 may refuse any later command.
-    add_dead_letter(K, key, m, failure, now_us, now_ms)
+    redis.call("HSET", K.meta, "fence", digits(token))
+    add_dead_letter(K, key, m, failure, token, now_ms) -- fault: buried-key
     discard_dead_letters(K, p, now_ms)
   end
   unschedule(K, key, m) -- fault: cancel-scheduled
@@ -57,7 +67,7 @@ if packed then
   add_counters(K, failure and { buried = 1, buried_triggers = m.count } or { cancelled = 1, cancelled_triggers = m.count })
   store_result(K, p, key, m, failure and "d" .. failure or "c", now_ms, running and running.serial)
 end
-if d and not failure then
+if d and not failure then -- fault: bury-running
   redis.call("HSET", K.inflight, key, format_entry(d.token, d.due or running.due, true, running.count, running.group)) -- fault: cancel-running
 end
 return remember_reply(K, ARGV[2], now_ms, { failure and "buried" or d and "in_flight" or "cancelled", now_ms })
