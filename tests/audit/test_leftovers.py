@@ -82,6 +82,7 @@ FOUND = {
     ("nack", "ZADD"): {"unplaced"},
     ("release", "ZADD"): {"unplaced", "held"},
     ("bury", "ZADD"): {"unplaced", "orphan"},
+    ("bury a key", "ZADD"): {"orphan"},
     ("reschedule", "HSET"): {"unplaced"},
     ("redrive", "ZADD"): {"unplaced"},
 }

@@ -51,14 +51,17 @@ end
 if packed then
   local m, before = decode_message(packed), earliest_due(K)
   if failure then
-    --- @include "topics/lib/dead_letters"
-    -- Before the message is removed: a server before Redis 7.0 may refuse any later command.
+    -- What stores the letter: an ACL denial must end the script before it removes the message.
+    redis.call("HEXISTS", K.dead_data, "")
     redis.call("HSET", K.meta, "fence", digits(token))
-    add_dead_letter(K, key, m, failure, token, now_ms) -- fault: buried-key
-    discard_dead_letters(K, p, now_ms)
   end
   unschedule(K, key, m) -- fault: cancel-scheduled
   redis.call("HDEL", hash, key)
+  if failure then
+    --- @include "topics/lib/dead_letters"
+    add_dead_letter(K, key, m, failure, token, now_ms) -- fault: buried-key
+    discard_dead_letters(K, p, now_ms)
+  end
   reopen_window(K, p, key)
   if not d then
     group_leave(K, m.group, key, p.group_limit)
