@@ -164,6 +164,13 @@ def cancel_message(gate: Gate, given: Given) -> Facts:
     return {"topic": given["topic"], "key": given["key"], "outcome": outcome}
 
 
+def bury_message(gate: Gate, given: Given) -> Facts:
+    """Move the pending message of a key to the dead letters."""
+    topic, reason = find_topic(gate, given), given["reason"] or "buried by an operator"
+    outcome = topic.bury(given["key"], group=_group_of(gate, topic, given), reason=reason)
+    return {"topic": given["topic"], "key": given["key"], "outcome": outcome}
+
+
 def move_message(gate: Gate, given: Given) -> Facts:
     """Move the pending message of a key to another time."""
     topic = find_topic(gate, given)
@@ -268,6 +275,12 @@ TOPIC_VERBS = (
     Verb(
         "topic", "cancel", "cancel the message of a key", cancel_message, (_TOPIC, _KEY, _GROUP), _look_message,
         loses=True,
+    ),
+    Verb(
+        "topic", "bury", "move the pending message of a key to the dead letters; a delivery that runs is not touched",
+        bury_message,
+        (_TOPIC, _KEY, _GROUP, Parameter("reason", "the reason that `dead ls` shows (default: buried by an operator)")),
+        _look_message,
     ),
     Verb(
         "topic", "move", "move the pending message of a key to another time", move_message,

@@ -40,6 +40,10 @@ def pending(gate: Gate, key: str, group: str | None = None) -> Any:
     return gate.topic("jobs").peek(key, group=group).pending
 
 
+def dead(gate: Gate, key: str) -> Any:
+    return gate.topic("jobs").dead.list(key=key)[0]
+
+
 def stats(gate: Gate) -> Any:
     return gate.topic("jobs").stats()
 
@@ -62,6 +66,9 @@ CHANGES = [
         status="scheduled",
     ),
     case("topic cancel jobs grouped", lambda gate: pending(gate, "grouped", "g") is None, outcome="cancelled"),
+    case(
+        "topic bury jobs waits --reason poison", lambda gate: dead(gate, "waits").reason == "poison", outcome="buried"
+    ),
     case(
         "topic move jobs waits --at 2099-01-01T00:00Z",
         lambda gate: gate.topic("jobs").peek("waits").due_at.year == 2099,

@@ -478,6 +478,8 @@ def operates_on_topics(on: Stage) -> None:
     assert asks(on.mine, "topic", "trigger", topic="t", key="e", payload=2)["status"] == "merged"
     assert asks(on.mine, "topic", "move", topic="t", key="e", delay=30.0)["outcome"] == "rescheduled"
     assert asks(on.mine, "topic", "cancel", topic="t", key="e")["outcome"] == "cancelled"
+    assert asks(on.mine, "topic", "bury", topic="t", key="d")["outcome"] == "buried"
+    assert asks(on.mine, "dead", "redrive", topic="t", key="d")["redriven"] == 1
     assert asks(on.mine, "topic", "flush", topic="t")["moved"] == 4
     for key in "ab":
         (taken,) = topic.take(9)

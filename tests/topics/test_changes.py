@@ -427,7 +427,7 @@ async def test_a_flush_of_all_is_seen_as_that_of_one(face: Any) -> None:
 
 
 def test_who_takes_and_who_cancels_or_moves_at_the_same_time_agree(gate: Gate) -> None:
-    # Given messages that are due, and two who take while two cancel some of them and move others far away
+    # Given messages that are due, and two who take while two cancel some of them, bury some, and move others far away
     topic = gate.topic("t", slots=4)
     topic.trigger_many([(f"k{n}", n) for n in range(600)])
     taken, answers = list[str](), dict[str, str]()
@@ -438,8 +438,8 @@ def test_who_takes_and_who_cancels_or_moves_at_the_same_time_agree(gate: Gate) -
 
     def change(keys: list[str]) -> None:
         for key in keys:
-            moves = int(key[1:]) % 2
-            answers[key] = topic.reschedule(key, delay="1h") if moves else topic.cancel(key)
+            change = (topic.cancel, topic.bury, lambda key: topic.reschedule(key, delay="1h"))[int(key[1:]) % 3]
+            answers[key] = change(key)
 
     with ThreadPoolExecutor(4) as threads:
         work = [threads.submit(take) for _ in range(2)]
@@ -447,9 +447,10 @@ def test_who_takes_and_who_cancels_or_moves_at_the_same_time_agree(gate: Gate) -
     for one in work:
         one.result()
     # Then each was either delivered once, and its change returned "in_flight", or it was changed and not delivered
-    changed = {key for key, answer in answers.items() if answer in ("cancelled", "rescheduled")}
-    assert {*answers.values()} <= {"cancelled", "rescheduled", "in_flight"}
+    changed = {key for key, answer in answers.items() if answer in ("cancelled", "buried", "rescheduled")}
+    assert {*answers.values()} <= {"cancelled", "buried", "rescheduled", "in_flight"}
     assert sorted(taken) == sorted(answers.keys() - changed)
     stats = topic.stats()
-    assert stats["cancelled"] == sum(answer == "cancelled" for answer in answers.values())
+    for counter in ("cancelled", "buried"):
+        assert stats[counter] == sum(answer == counter for answer in answers.values())
     assert (stats.scheduled, stats.in_flight) == (sum(one == "rescheduled" for one in answers.values()), len(taken))
