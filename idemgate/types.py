@@ -20,7 +20,7 @@ from idemgate.guard.sink.protocol import AioSink, Sink, SinkEntry, StoredResult
 from idemgate.membership.member import Member, Membership
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest
 from idemgate.subscribers import Entry, Expired, ListEntry, PubSubMessage, Subscriber
-from idemgate.topics.dead_letters import DeadLetter
+from idemgate.topics.dead_letters import DeadLetter, LoadedLetters
 from idemgate.topics.decorator import MergedFunction
 from idemgate.topics.merge import Merge
 from idemgate.topics.messages import BlockedGroup, Message, Pause, Peek, Stats, StoredVersion
@@ -50,6 +50,7 @@ __all__ = [
     "Keep",
     "KeyCallable",
     "ListEntry",
+    "LoadedLetters",
     "Member",
     "Membership",
     "Merge",

@@ -102,6 +102,7 @@ ROLES = {
             "guard/register",
             "guard/resolve",
             "operate/record",
+            "topics/load_dead",
             "topics/take_dead",
         ],
         "",

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from idemgate.cli.arguments import add_namespace, add_url, count, duration, url_of
@@ -18,7 +19,7 @@ from idemgate.core.text import one_line
 from idemgate.gate import Gate
 from idemgate.operate.acts import describe_act, perform
 from idemgate.operate.table import NOUNS, VERBS
-from idemgate.operate.verb import Answer, Given, Kind, Parameter, Verb
+from idemgate.operate.verb import Answer, Given, Kind, Lines, Parameter, Verb
 from idemgate.worker.logs import configure_logs
 
 __all__ = ["add_to"]
@@ -54,7 +55,7 @@ def _add_parameter(parser: argparse.ArgumentParser, parameter: Parameter) -> Non
     if parameter.kind == "flag":
         parser.add_argument(name, action="store_true", help=parameter.about)
         return
-    words: dict[str, Any] = {"nargs": "*"} if parameter.kind == "texts" else {}
+    words: dict[str, Any] = dict(_NUMBERS.get(parameter.kind, {}))
     if (convert := _CONVERTERS.get(parameter.kind)) is not None:
         words["type"] = convert
     shown = _METAVARS.get(parameter.kind, parameter.name.upper())
@@ -79,10 +80,27 @@ def _json(text: str) -> Any:
         raise argparse.ArgumentTypeError(f"{text!r:.100} is not JSON: {error}. A text needs quotes: '\"x\"'") from None
 
 
+def _lines(text: str) -> Lines:
+    """Read the lines of a file, or of the standard input."""
+    try:
+        content = sys.stdin.read() if text == "-" else Path(text).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be read: {error}") from None
+    return Lines(text, content.split("\n"))
+
+
+_NUMBERS: Mapping[Kind, Mapping[str, Any]] = {"texts": {"nargs": "*"}, "lines": {"nargs": "?", "default": "-"}}
 _CONVERTERS: Mapping[Kind, Callable[[str], Any]] = {
-    "count": count, "number": int, "seconds": duration, "time": _time, "json": _json,
+    "count": count, "number": int, "seconds": duration, "time": _time, "json": _json, "lines": _lines,
 }  # fmt: skip
-_METAVARS: Mapping[Kind, str] = {"count": "N", "number": "N", "seconds": "TIME", "time": "TIME", "json": "JSON"}
+_METAVARS: Mapping[Kind, str] = {
+    "count": "N",
+    "number": "N",
+    "seconds": "TIME",
+    "time": "TIME",
+    "json": "JSON",
+    "lines": "FILE",
+}
 
 
 def _run(verb: Verb, options: argparse.Namespace) -> int:

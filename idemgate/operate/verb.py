@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from idemgate.gate import Gate
 
-__all__ = ["Answer", "Facts", "Given", "Kind", "Parameter", "Verb"]
+__all__ = ["Answer", "Facts", "Given", "Kind", "Lines", "Parameter", "Verb"]
 
-Kind = Literal["text", "texts", "count", "number", "seconds", "time", "json", "flag"]
+Kind = Literal["text", "texts", "count", "number", "seconds", "time", "json", "flag", "lines"]
 """The kind of a value. "texts" are several texts, "count" is an int of at least 1, "seconds" a float that was written
-as a duration such as "5m", "time" an aware datetime, and "flag" a bool."""
+as a duration such as "5m", "time" an aware datetime, "flag" a bool, and "lines" are `Lines`."""
+
+
+class Lines(NamedTuple):
+    """The lines of a file, and its name for people."""
+
+    name: str
+    lines: Sequence[str]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 Given = Mapping[str, Any]
 """The values of the parameters by name. An option that was not given is None, [] for "texts", and False for a flag."""
 Facts = Mapping[str, Any]

@@ -6,21 +6,23 @@ import builtins
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
+from operator import index
 from typing import Any, NamedTuple, TypeVar
 
-from idemgate.core.calls import Arg, Call, Plan, new_id, run_call, run_plan, run_plan_async
+from idemgate.core import keys
+from idemgate.core.calls import Arg, Batch, Call, Plan, new_id, run_call, run_calls, run_plan, run_plan_async, text
 from idemgate.core.codec import Codec
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import instant
 from idemgate.core.validation import check_int
-from idemgate.errors import InvalidArgument, TopicInUse
+from idemgate.errors import DecodeError, InvalidArgument, TopicInUse
 from idemgate.store.context import Context
 from idemgate.topics.merge import Merge
 from idemgate.topics.messages import Message, check_ms, moment
-from idemgate.topics.slots import BaseCalls, SlotsChanged
+from idemgate.topics.slots import BaseCalls, SlotRequest, SlotsChanged, restore_order
 
 __all__ = [
     "PAGE",
@@ -33,11 +35,14 @@ __all__ = [
     "DeadPages",
     "DeadPosition",
     "DeadTaken",
+    "LoadedLetters",
     "build_filter",
     "dead_numbers",
     "decode_dead_letter",
     "group_ids",
     "iterate_dead_letters",
+    "plan_move",
+    "select_letters",
 ]
 
 T = TypeVar("T")
@@ -60,6 +65,7 @@ class DeadLetter:
         first_at: The time of the first trigger.
         last_at: The time of the last trigger.
         message: The message, with its payload.
+        stored: The stored bytes, which `load` takes.
     """
 
     id: str
@@ -71,11 +77,28 @@ class DeadLetter:
     first_at: datetime
     last_at: datetime
     message: Message
+    stored: bytes = field(repr=False)
 
     @property
     def payload(self) -> Any:
         """The merged payload. Raises DecodeError if another codec wrote it."""
         return self.message.payload
+
+
+class LoadedLetters(NamedTuple):
+    """What became of dead letters to load.
+
+    Attributes:
+        added: The number of letters that were stored.
+        present: Those that the topic has already.
+        expired: Those that are past `dead_retention`. They were not stored.
+        full: Those for which `max_dead_letters` left no room. They were not stored.
+    """
+
+    added: int
+    present: int
+    expired: int
+    full: int
 
 
 class DeadLetters:
@@ -163,8 +186,8 @@ class DeadLetters:
             InvalidArgument: An argument is invalid, or ids are combined with properties.
             TopicInUse: The number of slots is being changed, and with it the ids. Calls without `ids` work meanwhile.
         """
-        selection = _select(ids, build_filter(key, reason, since, until), limit)
-        return self._run(lambda calls: _plan_move(calls, "redrive", selection))
+        selection = select_letters(ids, build_filter(key, reason, since, until), limit)
+        return self._run(lambda calls: plan_move(calls, "redrive", selection))
 
     def delete(
         self,
@@ -185,8 +208,31 @@ class DeadLetters:
             InvalidArgument: An argument is invalid, or ids are combined with properties.
             TopicInUse: As for `redrive`.
         """
-        selection = _select(ids, build_filter(key, reason, since, until), limit)
-        return self._run(lambda calls: _plan_move(calls, "delete", selection))
+        selection = select_letters(ids, build_filter(key, reason, since, until), limit)
+        return self._run(lambda calls: plan_move(calls, "delete", selection))
+
+    def load(self, letters: Iterable[bytes]) -> LoadedLetters:
+        """Store dead letters that were read before, perhaps from another topic, such as those of a backup.
+
+        Each keeps its key, payload, reason, attempts and time of death. Its triggers count as accepted. It keeps its
+        id if that is free in its slot. A repeated call adds nothing: a letter is known by its id, key and time of
+        death. That fails after the number of slots has changed, or if the letter had to take another id.
+
+        All letters are checked before the first is stored. One script call stores at most 50 letters, or 128 KiB of
+        them, atomically.
+
+        Args:
+            letters: `DeadLetter.stored` of each. Payloads are not decoded, so those of another codec stay as they are.
+
+        Returns:
+            What became of them. No stored letter is discarded to make room.
+
+        Raises:
+            InvalidArgument: One is no dead letter, or its payload cannot be one of this merge policy. Nothing was
+                written.
+        """
+        given = list(letters)
+        return self._run(lambda calls: _plan_load(calls, given))
 
     def _run(self, build: Callable[[DeadLetterCalls], Plan[T]]) -> T:
         return run_plan(build(self._open_calls()), self._context.link.run_all)
@@ -225,8 +271,8 @@ class AioDeadLetters:
         limit: int | None = None,
     ) -> int:
         """Move dead letters back into the topic. See `DeadLetters.redrive`."""
-        selection = _select(ids, build_filter(key, reason, since, until), limit)
-        return await self._run(lambda calls: _plan_move(calls, "redrive", selection))
+        selection = select_letters(ids, build_filter(key, reason, since, until), limit)
+        return await self._run(lambda calls: plan_move(calls, "redrive", selection))
 
     async def delete(
         self,
@@ -239,8 +285,13 @@ class AioDeadLetters:
         limit: int | None = None,
     ) -> int:
         """Delete dead letters permanently. See `DeadLetters.delete`."""
-        selection = _select(ids, build_filter(key, reason, since, until), limit)
-        return await self._run(lambda calls: _plan_move(calls, "delete", selection))
+        selection = select_letters(ids, build_filter(key, reason, since, until), limit)
+        return await self._run(lambda calls: plan_move(calls, "delete", selection))
+
+    async def load(self, letters: Iterable[bytes]) -> LoadedLetters:
+        """Store dead letters that were read before. See `DeadLetters.load`."""
+        given = list(letters)
+        return await self._run(lambda calls: _plan_load(calls, given))
 
     async def _run(self, build: Callable[[DeadLetterCalls], Plan[T]]) -> T:
         return await run_plan_async(build(await self._open_calls()), self._context.aio_link.run_all)
@@ -379,6 +430,36 @@ class DeadLetterCalls(BaseCalls):
         rebuild = self._answer_change(lambda slot: self.take_dead(slot, verb, numbers, most))
         return self._call("take_dead", slot, args, lambda reply: DeadTaken(*reply[2:]), rebuild)
 
+    def check_stored(self, packed: bytes) -> tuple[bytes, bytes]:
+        """Return the route of a stored dead letter, and its bytes. Raises DecodeError if the topic cannot hold it."""
+        letter = decode_dead_letter(0, b"", packed, self.policy.merge, self.codec)
+        raw_key, _, _, _, number = unpack(packed, "a dead letter")
+        with wrap_decode_errors("a dead letter"):
+            letter.message.check_shape()
+            if not 0 < index(number) < LATEST or letter.count < 1:
+                raise ValueError("a number is out of range")
+            return keys.raw(letter.message.raw_group or keys.raw(raw_key)), packed
+
+    def load_dead(self, letters: Iterable[tuple[bytes, bytes]]) -> Batch[builtins.list[str]]:
+        """Build the calls that store dead letters, as `check_stored` returned them. They answer a word for each."""
+        return self._split_by_slot(
+            letters,
+            lambda letter: self.slot_of(letter[0]),
+            lambda slot, batch: self._load_dead(slot, SlotRequest(new_id(), batch)),
+            builtins.list,
+            lambda letter: len(letter[1]),
+            PAGE,
+        )
+
+    def _load_dead(self, slot: int, request: SlotRequest[tuple[bytes, bytes]]) -> Call[builtins.list[str]]:
+        return self._call(
+            "load_dead",
+            slot,
+            (request.id, self._policy, *(packed for _, packed in request.entries)),
+            lambda reply: request.select_answers([text(word) for word in reply[2:]]),
+            lambda calls, _: request.split(lambda letter: calls.slot_of(letter[0]), calls._load_dead, restore_order),
+        )
+
 
 def decode_dead_letter(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Codec) -> DeadLetter:
     """Decode a dead letter of a slot. Raises DecodeError."""
@@ -395,6 +476,7 @@ def decode_dead_letter(slot: int, number: bytes, packed: bytes, merge: Merge, co
             first_at=moment(message.first_ms),
             last_at=moment(message.last_ms),
             message=message,
+            stored=packed,
         )
 
 
@@ -407,16 +489,18 @@ class _Selection(NamedTuple):
     ids: builtins.list[str] | None
     wanted: DeadFilter
     limit: int | None
+    page: int
 
 
-def _select(ids: Iterable[str] | None, wanted: DeadFilter, limit: int | None) -> _Selection:
+def select_letters(ids: Iterable[str] | None, wanted: DeadFilter, limit: int | None, page: int = PAGE) -> _Selection:
+    """Return a selection to move. One call moves at most `page` of its letters. Raises InvalidArgument."""
     if limit is not None:
         check_int("limit", limit, 0)
     if ids is not None and (limit is not None or wanted != DeadFilter()):
         raise InvalidArgument(
             "ids", ids, "ids cannot be combined with other conditions", "Pass ids or conditions, not both"
         )
-    return _Selection(None if ids is None else list(ids), wanted, limit)
+    return _Selection(None if ids is None else list(ids), wanted, limit, page)
 
 
 class _Place(NamedTuple):
@@ -433,7 +517,8 @@ class _Walk:
     that part are dropped, because the new slots hold them too.
     """
 
-    def __init__(self, calls: DeadLetterCalls) -> None:
+    def __init__(self, calls: DeadLetterCalls, page: int = PAGE) -> None:
+        self.page = page
         self.found: dict[_Place, builtins.list[DeadLetter]] = {}
         self.changed = False
         self._waiting = [_Place(calls, slot) for slot in range(calls.policy.slots)]
@@ -508,27 +593,28 @@ def iterate_dead_letters(
             yield from pages.add_page(page)
 
 
-def _plan_move(calls: DeadLetterCalls, verb: str, selection: _Selection) -> Plan[int]:
-    ids, wanted, limit = selection
+def plan_move(calls: DeadLetterCalls, verb: str, selection: _Selection) -> Plan[int]:
+    """Move letters out of a topic: "redrive" or "delete". It returns their number. See `DeadLetters.redrive`."""
+    ids, wanted, limit, page = selection
     if ids is not None:
-        return (yield from _move_ids(calls, verb, ids))
+        return (yield from _move_ids(calls, verb, ids, page))
     if limit is not None:
-        return (yield from _move_newest(calls, verb, wanted, limit))
+        return (yield from _move_newest(calls, verb, wanted, limit, page))
     move_slot = _move_all if wanted == DeadFilter() else _move_matching
-    walk, moved = _Walk(calls), 0
+    walk, moved = _Walk(calls, page), 0
     for place in walk:
         moved += yield from move_slot(walk, place, verb, wanted)
     return moved
 
 
 def _move_all(walk: _Walk, place: _Place, verb: str, _: DeadFilter) -> Plan[int]:
-    reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, ()))
+    reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, (), walk.page))
     if reply is None:
         return 0
     moved, left = reply.moved_count, reply.left
     # Only as many as there were at first: a redriven letter may die again meanwhile.
     while left > 0 and reply is not None and reply.taken:
-        reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, (), min(left, PAGE)))
+        reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, (), min(left, walk.page)))
         if reply is not None:
             moved, left = moved + reply.moved_count, left - reply.taken
     return moved
@@ -544,11 +630,12 @@ def _move_matching(walk: _Walk, place: _Place, verb: str, wanted: DeadFilter) ->
     return moved
 
 
-def _move_newest(calls: DeadLetterCalls, verb: str, wanted: DeadFilter, limit: int) -> Plan[int]:
+def _move_newest(calls: DeadLetterCalls, verb: str, wanted: DeadFilter, limit: int, page: int) -> Plan[int]:
     """Move the newest letters. If a slot moves meanwhile, find the rest again: they may have other ids now."""
     moved, changed = 0, True
     while changed and moved < limit:
         walk = yield from _read_newest(calls, wanted, limit - moved)
+        walk.page = page
         by_place: defaultdict[_Place, builtins.list[DeadLetter]] = defaultdict(builtins.list)
         for place, letter in walk.newest(limit - moved):
             by_place[place].append(letter)
@@ -563,14 +650,14 @@ def _move_numbers(walk: _Walk, place: _Place, verb: str, numbers: builtins.list[
     """Move letters of a place until it moves. Return the number of letters moved."""
     moved = 0
     while numbers:
-        reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, numbers[:PAGE]))
+        reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, numbers[: walk.page]))
         if reply is None:
             break
         moved, numbers = moved + reply.moved_count, numbers[reply.seen :]
     return moved
 
 
-def _move_ids(calls: DeadLetterCalls, verb: str, ids: builtins.list[str]) -> Plan[int]:
+def _move_ids(calls: DeadLetterCalls, verb: str, ids: builtins.list[str], page: int) -> Plan[int]:
     """Move the letters with these ids. The ids belong to one layout, so read the stored one first."""
     if not ids:
         return 0
@@ -579,7 +666,7 @@ def _move_ids(calls: DeadLetterCalls, verb: str, ids: builtins.list[str]) -> Pla
         raise TopicInUse(calls.name, "its slots are being changed, and with them the ids of dead letters. " + _FIX)
     calls, moved = calls.resolve_layout(found), 0
     for slot, numbers in group_ids(ids, calls.policy.slots):
-        walk = _Walk(calls)
+        walk = _Walk(calls, page)
         moved += yield from _move_numbers(walk, _Place(calls, slot), verb, numbers)
         if walk.changed:
             what = f"its slots changed, and with them the ids of dead letters, after {moved} of {len(ids)}. "
@@ -588,6 +675,19 @@ def _move_ids(calls: DeadLetterCalls, verb: str, ids: builtins.list[str]) -> Pla
 
 
 _FIX = "List the letters again after the change, or select them by key, reason, time or limit"
+
+
+def _plan_load(calls: DeadLetterCalls, letters: builtins.list[bytes]) -> Plan[LoadedLetters]:
+    checked = builtins.list[tuple[bytes, bytes]]()
+    for position, packed in enumerate(letters):
+        try:
+            checked.append(calls.check_stored(packed))
+        except DecodeError as error:
+            fix = "Pass `DeadLetter.stored` of a topic with the same merge policy"
+            raise InvalidArgument(f"letters[{position}]", packed, error.why, fix) from None
+    batch = calls.load_dead(checked)
+    words = batch.join((yield from run_calls(batch.calls)))
+    return LoadedLetters(*(words.count(word) for word in LoadedLetters._fields))
 
 
 class DeadPages:

@@ -95,6 +95,30 @@ class Merge:
             case "fields":
                 return {name: self.of(name).lower(part, decode) for name, part in self.parts(acc).items()}
 
+    def check_shape(self, acc: Any) -> None:
+        """Raise TypeError or ValueError unless an accumulator is one of this policy. Payloads are not decoded."""
+        kinds: tuple[Any, ...] = ()
+        match self.op:
+            case "last" | "first":
+                return
+            case "count" | "sum":
+                kinds = (int | float, int)
+            case "min" | "max":
+                kinds = (int | float, bytes)
+            case "append":
+                kinds = (int, int, bytes)
+            case "union":
+                kinds = (int, list)
+            case "fields":
+                if not isinstance(acc, dict) and acc != []:
+                    raise TypeError("fields are no map")
+                for name, part in self.parts(acc).items():
+                    self.of(name).check_shape(part)
+                return
+        if not all(isinstance(value, kind) for value, kind in zip(acc, kinds, strict=True)):
+            raise TypeError(f"not merged by {self.op!r}")
+        self.lower(acc, len)
+
     def largest_value(self, acc: Any) -> int:
         """Return the bytes of the largest value that `lower` decodes."""
         match self.op:

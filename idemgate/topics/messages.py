@@ -290,6 +290,12 @@ class Message:
         with wrap_decode_errors("a payload"):
             return self._merge.lower(self._accumulator, self._codec.decode)
 
+    def check_shape(self) -> None:
+        """Raise DecodeError unless the payload is one of this merge policy. Values are not decoded."""
+        with wrap_decode_errors("a payload"):
+            self._merge.check_shape(self._accumulator)
+        _ = self.version, self.dropped
+
     @property
     def _stored_payload(self) -> Any:
         """The merged payload with its models as StoredModel. Raises DecodeError if another codec wrote it."""

@@ -15,11 +15,14 @@ import pytest
 
 from idemgate import Gate, Trigger
 from idemgate.cli.acl_rules import user_name
+from idemgate.core.codec import Codec
 from idemgate.errors import ServerRejected
 from idemgate.lua import commands
 from idemgate.testing import Clock, audit
+from idemgate.topics.merge import pack
 from tests.audit.mending import run_commands
 from tests.conftest import Face
+from tests.messages import pack_message
 from tests.security.test_acl import dumped, restored
 
 OLD = range(1, 8)
@@ -50,6 +53,13 @@ async def take_lapsed(on: Scene) -> None:
     await on.topic.take(5)
 
 
+def letter(on: Scene) -> bytes:
+    """A dead letter with the payload 100, as it is stored."""
+    now_us = on.clock.microseconds()
+    message = pack_message(pack([1, 0, pack(Codec().encode(100))]), first=now_us // 1000, last=now_us // 1000)
+    return pack([b"new", message, b"no", now_us // 1000, now_us - 5])
+
+
 NEW, NEW_ONES = frozenset({100}), frozenset({100, 101, 102, 103})
 MANY = [Trigger("new", 100), Trigger("plain", 101), Trigger("later", 102), Trigger("g3", 103, group="g")]
 OPERATIONS = {
@@ -72,6 +82,7 @@ OPERATIONS = {
     "flush": Operation(lambda on: on.topic.flush("later"), "topics/flush"),
     "flush all": Operation(lambda on: on.topic.flush(), "topics/flush"),
     "redrive": Operation(lambda on: on.topic.dead.redrive(), "topics/take_dead"),
+    "load a letter": Operation(lambda on: on.topic.dead.load([letter(on)]), "topics/load_dead", brings=NEW),
     "delete letters": Operation(lambda on: on.topic.dead.delete(), "topics/take_dead", frozenset({4})),
 }
 FOUND = {

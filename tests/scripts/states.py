@@ -191,6 +191,7 @@ class Slot:
             "redrive": calls.take_dead(0, "redrive", []),
             "redrive named": calls.take_dead(0, "redrive", [*self._letters(), "404"]),
             "delete": calls.take_dead(0, "delete", []),
+            "load dead": calls.load_dead([(b"k", pack([b"k", MESSAGE, b"no", far - 60_000, 9]))]).calls[0],
             "close": resizing._close(calls, 0, CHANGE),
             "reopen": calls.reopen(0, CHANGE),
             "unload": resizing._unload(calls, 0, CHANGE, 0),

@@ -350,6 +350,7 @@ def _calls() -> list[Call[Any]]:
         topic.dead(0, DeadFilter(), 10),
         topic.dead(0, DeadFilter("k*", "no", 5), 10, DeadPosition(7, "8")),
         topic.take_dead(0, "redrive", []),
+        *topic.load_dead([(b"k", b"letter"), (b"l", b"letter")]).calls,
         results.result(Ticket("t", b"k", b"k", 1, 1, 0)),
         results.cancel("k"),
         results.take(0, 1),

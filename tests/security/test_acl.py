@@ -292,6 +292,7 @@ class Scene:
         topic.flush()
         dead, kept = topic.take(2)
         topic.bury(dead, reason="why")
+        [letter] = topic.dead.list()
         topic.trigger_many([Trigger(key, 1, delay="1m") for key in "xyz"])
         said = members.HeartbeatRequest("m", 1, ("t",), 0, (), (), ())
         gate.context.link.run(members.heartbeat(gate.namespace, "g", gate.context.clock, said, 60_000))
@@ -363,6 +364,7 @@ class Scene:
             results.result(Ticket("t", b"k", b"k", 1, 1, 0)),
             calls.dead(0, DeadFilter(), 10),
             calls.take_dead(0, "redrive", []),
+            *calls.load_dead([calls.check_stored(letter.stored)]).calls,
             calls.take_dead(0, "delete", []),
             *calls.pause().calls,
             *calls.stats().calls,

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, InvalidArgument
+from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.dead_letters import DeadFilter
 from idemgate.topics.deliveries import Settlement
+from idemgate.topics.merge import pack
 from idemgate.topics.topic_calls import TopicCalls
 from tests.for_each import for_each
+from tests.messages import pack_message
+from tests.scripts.states import MESSAGE
 
 
 async def _bury(topic: Any, n: int = 1000, reason: str = "no") -> None:
@@ -634,4 +637,121 @@ async def test_a_letter_that_is_none_of_ours_or_would_meet_such_is_named(
     # Then that is said, and neither letter is moved
     with pytest.raises(UnexpectedData, match=f":{part}: holds corrupt data under {field}"):
         await getattr(topic.dead, verb)(ids)
+    assert everything() == before
+
+
+# -- load -------------------------------------------------------------------------------------------------------------
+
+
+async def test_exported_letters_are_dead_letters_again(face: Any, clock: Clock, conserved: Any) -> None:
+    topic = face.topic("t", merge="append", slots=4)
+    # Given letters of keys and groups, one of them of several triggers and attempts
+    await topic.trigger_many([Trigger("many", n) for n in range(3)])
+    await topic.nack(await topic.take(1), delay=0, reason="first")
+    await topic.trigger_many([Trigger(f"k{n}", n, group=f"g{n % 3}" if n % 2 else None) for n in range(200)])
+    await _bury(topic, reason="no \udcff".encode(errors="replace").decode())
+    before = {one.id: one for one in await topic.dead.list(1000)}
+    stored = [one.stored for one in before.values()]
+    clock.advance("1h")
+    # When they are deleted and loaded, then they are the same letters
+    assert await topic.dead.delete() == len(before) > 60
+    assert await topic.dead.load(stored) == (len(before), 0, 0, 0)
+    after = {one.id: one for one in await topic.dead.list(1000)}
+    assert {name: _facts(one) for name, one in after.items()} == {name: _facts(one) for name, one in before.items()}
+    assert (await topic.stats())["accepted"] == 203 + sum(one.count for one in before.values())
+    await conserved(topic, [f"k{n}" for n in range(200)])
+    # And loaded again, they are known
+    assert await topic.dead.load(iter(stored[::-1])) == (0, len(before), 0, 0)
+    # And they come back
+    assert await topic.dead.redrive() == len(before)
+    assert await topic.dead.load(stored[:1]) == (1, 0, 0, 0)
+    # Another topic with another number of slots takes them, too
+    there = face.topic("there", merge="append", slots=2)
+    assert await there.dead.load(stored) == (len(before), 0, 0, 0)
+    assert {one.key for one in await there.dead.list(1000)} == {one.key for one in before.values()}
+
+
+def _facts(letter: Any) -> Any:
+    return (
+        letter.key, letter.payload, letter.reason, letter.died_at, letter.attempts, letter.count, letter.first_at,
+        letter.last_at, letter.message.group, letter.message.failure,
+    )  # fmt: skip
+
+
+async def test_an_id_that_is_taken_becomes_a_lower_one(face: Any, clock: Clock) -> None:
+    topic, there = face.topic("t"), face.topic("there")
+    for one in (topic, there):
+        await one.trigger(one.name)
+        await _bury(one)
+    [letter], [held] = await topic.dead.list(), await there.dead.list()
+    assert letter.id == held.id
+    assert await there.dead.load([letter.stored]) == (1, 0, 0, 0)
+    assert {one.key for one in await there.dead.list()} == {"t", "there"}
+    # Then the letter is not known when it is loaded again
+    assert await there.dead.load([letter.stored]) == (1, 0, 0, 0)
+
+
+async def test_a_letter_of_a_clock_ahead_gets_an_id_of_now(face: Any, clock: Clock) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k")
+    await _bury(topic)
+    [letter] = await topic.dead.list()
+    clock.set(clock.now().timestamp() - 7200)
+    there = face.topic("there")
+    await there.open()
+    assert await there.dead.load([letter.stored]) == (1, 0, 0, 0)
+    [loaded] = await there.dead.list()
+    assert loaded.id == f"0-{clock.microseconds()}"
+
+
+async def test_letters_beyond_the_bounds_are_not_loaded(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", dead_retention="1h")
+    await topic.trigger("old")
+    await _bury(topic)
+    clock.advance("30m")
+    await topic.trigger_many([(n, n) for n in range(5)])
+    await _bury(topic)
+    stored = [one.stored for one in await topic.dead.list()]
+    clock.advance("30m")
+    there = face.topic("there", dead_retention="1h", max_dead_letters=3)
+    await there.trigger("here")
+    await _bury(there)
+    # When one is past the retention and there is room for two, then the others are counted, and none is discarded
+    assert await there.dead.load(stored) == (2, 0, 1, 3)
+    assert (await there.stats())["expired"] == 0
+    assert "here" in {one.key for one in await there.dead.list()}
+    assert await there.dead.load(stored) == (0, 2, 1, 3)
+
+
+@for_each("other", ["sum", "count", "min", "union", {"a": "sum"}])
+async def test_a_letter_of_another_merge_policy_is_refused(face: Any, everything: Any, other: Any) -> None:
+    topic = face.topic("t", merge="append")
+    await topic.trigger("k", {"a": 1})
+    await _bury(topic)
+    letter, *_ = await topic.dead.list()
+    there = face.topic("".join(filter(str.isalpha, str(other))), merge=other)
+    await there.open()
+    before = everything()
+    with pytest.raises(InvalidArgument, match=r"letters\[0\]=.*DeadLetter.stored.*same merge policy"):
+        await there.dead.load([letter.stored])
+    assert everything() == before
+
+
+@for_each(
+    "bad",
+    [
+        b"", b"\xc0", b"letter", 7, "text", pack([b"k", b"", b"no", 1, 9]), pack([b"", MESSAGE, b"no", 1, 9]),
+        pack([b"k", MESSAGE, b"no", -1, 9]), pack([b"k", MESSAGE, b"no", 1, 0]), pack([b"k", MESSAGE, b"no", 1, 2**53]),
+        pack([b"k", MESSAGE, b"no", 1, b"9"]), pack([b"k", MESSAGE, 5, 1, 9]), pack([b"k", MESSAGE, b"no", 1]),
+        pack([b"k", MESSAGE[:40], b"no", 1, 9]), pack([b"k", pack_message(b"\x01", count=0), b"no", 1, 9]),
+    ],
+)  # fmt: skip
+async def test_what_is_no_letter_is_refused_before_anything_is_written(face: Any, everything: Any, bad: Any) -> None:
+    topic = face.topic("t", merge="append")
+    await topic.trigger("k")
+    await _bury(topic)
+    letter, *_ = await topic.dead.list()
+    before = everything()
+    with pytest.raises(InvalidArgument, match=r"letters\[1\]=.*DeadLetter.stored"):
+        await topic.dead.load([letter.stored, bad])
     assert everything() == before

@@ -16,8 +16,10 @@ from idemgate.core.keys import PARTS
 from idemgate.errors import DecodeError, PolicyChanged, UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.deliveries import Settlement
+from idemgate.topics.merge import pack
 from tests.conftest import Awaited
 from tests.for_each import for_each
+from tests.messages import pack_message
 
 NAN = float("nan")
 Dumps = Callable[[], dict[bytes, bytes]]
@@ -486,6 +488,9 @@ def test_the_policy_may_be_said_after_the_name(gate: Gate) -> None:
 # -- foreign data -----------------------------------------------------------------------------------------------------
 
 
+LETTER = pack([b"k", pack_message(b"\x01\x01"), b"no", 1, 9])
+
+
 def _verbs(topic: Any, delivery: Any) -> dict[str, Callable[[], Awaitable[Any]]]:
     return {
         "trigger": lambda: topic.trigger("k", event_id="e", version=1),
@@ -512,6 +517,7 @@ def _verbs(topic: Any, delivery: Any) -> dict[str, Callable[[], Awaitable[Any]]]
         "dead.list": topic.dead.list,
         "dead.redrive": topic.dead.redrive,
         "dead.delete": lambda: topic.dead.delete(["0-1"]),
+        "dead.load": lambda: topic.dead.load([LETTER]),
     }
 
 

@@ -10,9 +10,12 @@ import pytest
 
 from idemgate import Delivery, Gate, Trigger
 from idemgate.core.calls import Call, stamp
+from idemgate.core.codec.decoding import unpack
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
+from idemgate.topics.dead_letters import DeadLetter
 from idemgate.topics.deliveries import Settlement, nack_items
+from idemgate.topics.merge import pack
 from idemgate.topics.messages import Forward
 from idemgate.topics.reshard import _close, _Entry, _list_replies, _load, _of_slot, _unload
 from idemgate.topics.topic_calls import TopicCalls
@@ -84,6 +87,12 @@ def _settle(verb: str) -> Callable[[Stage], Call[Any]]:
     )
 
 
+def _older(letter: DeadLetter) -> bytes:
+    """The same letter with a lower id, which the stage does not hold."""
+    *rest, number = unpack(letter.stored, "a letter")
+    return pack([*rest, number - 1])
+
+
 MUTATING: dict[str, Callable[[Stage], Call[Any]]] = {
     "trigger": lambda stage: stage.calls.trigger(Trigger("new", 1)),
     "trigger, merged": lambda stage: stage.calls.trigger(Trigger("late", 2, event_id="e", version=3)),
@@ -122,6 +131,7 @@ MUTATING: dict[str, Callable[[Stage], Call[Any]]] = {
     "redrive": lambda stage: stage.calls.take_dead(0, "redrive", []),
     "redrive, by id": lambda stage: stage.calls.take_dead(0, "redrive", [stage.letter.id.partition("-")[2]]),
     "delete": lambda stage: stage.calls.take_dead(0, "delete", []),
+    "load a letter": lambda stage: stage.calls.load_dead([(b"dead", _older(stage.letter))]).calls[0],
 }
 
 

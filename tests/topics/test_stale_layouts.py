@@ -140,6 +140,7 @@ SCENES: dict[str, Method] = {
     "dead.redrive limit": lambda topic, _: topic.dead.redrive(limit=16),
     "dead.delete": lambda topic, _: topic.dead.delete(),
     "dead.delete matching": lambda topic, _: topic.dead.delete(key="dead1*"),
+    "dead.load": lambda topic, _: _reloaded(topic),
     "dead.delete limit": lambda topic, _: topic.dead.delete(limit=16),
 }
 LOCAL = {
@@ -161,6 +162,13 @@ async def _both(first: Awaitable[Any], second: Callable[[], Awaitable[Any]]) -> 
 
 async def _after(resharding: Awaitable[Any]) -> int:
     return int((await resharding).after)
+
+
+async def _reloaded(topic: Any) -> Any:
+    """Delete the letters that this layout has, and load them."""
+    stored = [letter.stored for letter in await topic.dead.list(100)]
+    await topic.dead.delete(limit=5)
+    return await topic.dead.load(stored)
 
 
 async def _letters(listing: Awaitable[Any], shown: Callable[[Any], Any] = sorted) -> Any:

@@ -51,7 +51,7 @@ def test_where_nothing_is_left_it_ends() -> None:
 
 def _letter(number: int) -> DeadLetter:
     at = datetime(2024, 1, 1, tzinfo=UTC) - timedelta(seconds=number)
-    return DeadLetter(f"0-{number}", f"k{number}", "no", at, 1, 1, at, at, _MESSAGE)
+    return DeadLetter(f"0-{number}", f"k{number}", "no", at, 1, 1, at, at, _MESSAGE, b"")
 
 
 _MESSAGE = Message(pack_message(attempts=1, failure=b"no"), merge_of("last"), Codec())

@@ -15,12 +15,17 @@ local function free_dead_id(K, token)
   return id
 end
 
+-- Store a dead letter {key, message, failure, time of death, id} under a free id.
+local function store_dead_letter(K, letter, died)
+  letter[5] = free_dead_id(K, letter[5])
+  local id = digits(letter[5])
+  redis.call("HSET", K.dead_data, id, track_large(K, cmsgpack.pack(letter)))
+  redis.call("ZADD", K.dead, died, id)
+end
+
 -- Add a message to the dead letters. Call `discard_dead_letters` once after all of them.
 local function add_dead_letter(K, key, m, failure, token, now_ms)
-  local number = free_dead_id(K, token)
-  local id = digits(number)
-  redis.call("HSET", K.dead_data, id, track_large(K, cmsgpack.pack({ key, encode_message(m), failure, now_ms, number })))
-  redis.call("ZADD", K.dead, now_ms, id)
+  store_dead_letter(K, { key, encode_message(m), failure, now_ms, token }, now_ms)
 end
 
 -- Discard and count dead letters past retention or beyond the maximum. One call discards at most 100 and stays within

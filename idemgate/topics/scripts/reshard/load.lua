@@ -108,9 +108,8 @@ end
 
 local function load_dead_letter(K, id, died, packed)
   local letter = cmsgpack.unpack(packed)
-  letter[5] = free_dead_id(K, tonumber(id))
-  redis.call("HSET", K.dead_data, digits(letter[5]), track_large(K, cmsgpack.pack(letter)))
-  redis.call("ZADD", K.dead, died, digits(letter[5]))
+  letter[5] = tonumber(id)
+  store_dead_letter(K, letter, died)
 end
 
 local function load_fact(K, now_ms, name, expires, value)
