@@ -102,7 +102,7 @@ ROLES = {
             "guard/register",
             "guard/resolve",
             "operate/record",
-            "topics/load_dead",
+            "topics/dead/load",
             "topics/take_dead",
         ],
         "",

@@ -453,7 +453,7 @@ class DeadLetterCalls(BaseCalls):
 
     def _load_dead(self, slot: int, request: SlotRequest[tuple[bytes, bytes]]) -> Call[builtins.list[str]]:
         return self._call(
-            "load_dead",
+            "dead/load",
             slot,
             (request.id, self._policy, *(packed for _, packed in request.entries)),
             lambda reply: request.select_answers([text(word) for word in reply[2:]]),

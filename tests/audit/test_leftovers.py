@@ -82,7 +82,7 @@ OPERATIONS = {
     "flush": Operation(lambda on: on.topic.flush("later"), "topics/flush"),
     "flush all": Operation(lambda on: on.topic.flush(), "topics/flush"),
     "redrive": Operation(lambda on: on.topic.dead.redrive(), "topics/take_dead"),
-    "load a letter": Operation(lambda on: on.topic.dead.load([letter(on)]), "topics/load_dead", brings=NEW),
+    "load a letter": Operation(lambda on: on.topic.dead.load([letter(on)]), "topics/dead/load", brings=NEW),
     "delete letters": Operation(lambda on: on.topic.dead.delete(), "topics/take_dead", frozenset({4})),
 }
 FOUND = {

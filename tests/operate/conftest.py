@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -49,11 +52,17 @@ def gate(url: str, raw: Any, namespace: str, sound: Callable[[Gate], None]) -> I
 
 
 @pytest.fixture
-def filled(gate: Gate, url: str, namespace: str) -> Gate:
+def filled(gate: Gate, url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Topic "jobs": "waits" is due in an hour, "grouped" in group "g", "runs" is in flight, "bad" and "worse" are dead
     letters. Topic "empty". Guarded keys: "done" in the scope "first", "twice" in two scopes, "runs" is claimed, and
-    "held" and "held too" wait for a decision."""
+    "held" and "held too" wait for a decision. The file "letters" holds the dead letter "gone", which was deleted."""
     topic = gate.topic("jobs")
+    topic.trigger("gone", {"n": 0})
+    topic.bury("gone", reason="no")
+    [gone] = topic.dead.list()
+    monkeypatch.chdir(tmp_path)
+    Path("letters").write_text(json.dumps({"stored": b64encode(gone.stored).decode()}) + "\n")
+    topic.dead.delete([gone.id])
     topic.trigger_many([Trigger("bad", {"n": 1}), Trigger("worse", {"n": 2})])
     for delivery in topic.take(2):
         topic.bury(delivery, reason=f"ValueError: {delivery.key}")

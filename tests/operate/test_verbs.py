@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -14,11 +15,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from idemgate import Gate
+from idemgate.core.codec.decoding import unpack
 from idemgate.core.keys import slot_of
 from idemgate.guard.claim_calls import register_retention
 from idemgate.operate.acts import acts_call, record_call
 from idemgate.operate.table import NOUNS, VERBS
+from idemgate.topics.merge import pack
 from tests.for_each import for_each
+from tests.messages import pack_message
 from tests.operate.conftest import Command
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +83,7 @@ CHANGES = [
     case("topic delete empty", lambda gate: [one.name for one in gate.stored_topics()] == ["jobs"], deleted=True),
     case("topic delete jobs --discard", lambda gate: len(gate.stored_topics()) == 1, discarded_dead=2),
     case("dead redrive jobs --key bad", lambda gate: pending(gate, "bad").payload == {"n": 1}, redriven=1),
+    case("dead import jobs letters", lambda gate: dead(gate, "gone").payload == {"n": 0}, added=1, present=0),
     case("dead rm jobs --all", lambda gate: stats(gate).dead == 0, deleted=2),
     case("dead rm jobs --all --limit 1", lambda gate: stats(gate).dead == 1, deleted=1),
 ]
@@ -261,6 +266,10 @@ REFUSED = {
     "dead redrive jobs 1-1 --all": "not one selection",
     "dead redrive jobs --all --limit 0": "at least 1",
     "dead redrive jobs one": "not the id of a dead letter",
+    "dead redrive jobs --all --rate fast": "not a rate",
+    "dead redrive jobs --all --rate 1/1w": "1w",
+    "dead import jobs nowhere": "'nowhere' cannot be read",
+    "dead import nothing letters": "no such topic",
     "dead rm jobs --since 2026-12-24 --yes": "has no offset",
 }
 
@@ -394,6 +403,117 @@ def test_dead_letters_are_exported_a_line_each(command: Command, gate: Gate) -> 
     assert (odd["key"], odd["payload_msgpack"]) == ("odd", "xwMHkgEC")
     assert {"id", "reason", "died_at", "attempts", "triggers", "first_at", "last_at"} <= odd.keys()
     assert command("dead", "export", "t", "--key", "odd").out.count("\n") == 1
+
+
+@pytest.mark.damages("undecodable")
+def test_what_was_exported_is_imported(
+    command: Command, gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given exported letters, also of a codec that this program does not have, which were deleted
+    topic, file = gate.topic("t", slots=2), tmp_path / "letters"
+    for n in range(120):
+        topic.trigger(f"k{n}", n)
+        topic.bury(f"k{n}", reason=f"reason {n}")
+    foreign = unpack(topic.dead.list(1)[0].stored, "a letter")
+    other = pack([b"other", pack_message(b"\xfe?"), *foreign[2:]])
+    assert topic.dead.load([other]).added == 1
+    exported = command("dead", "export", "t").out
+    file.write_text(f"\n{exported}")
+    assert topic.dead.delete() == 121
+    # When they are imported from a file, and again from the standard input
+    looked = json.loads(command("dead", "import", "t", str(file), "--dry-run", "--json").out)
+    assert (looked["letters"], len(looked["samples"]), topic.stats().dead) == (121, 3, 0)
+    made = json.loads(command("dead", "import", "t", str(file), "--json").out)
+    assert (made["added"], made["present"], made["expired"], made["full"]) == (121, 0, 0, 0)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(exported))
+    assert re.search(r"added +0\npresent +121\n", command("dead", "import", "t").out)
+    # Then they are the same, and the list of acts names the file and no content
+    assert rows_of(command("dead", "export", "t").out) == rows_of(exported)
+    assert [act["what"] for act in acts(gate)] == ["dead import t -", f"dead import t {file}"]
+
+
+def rows_of(exported: str) -> list[Any]:
+    """The rows by id, without the stored bytes: the number of a trigger in them is another one."""
+    rows = sorted(map(json.loads, exported.splitlines()), key=lambda row: row["id"])
+    return [{name: value for name, value in row.items() if name != "stored"} for row in rows]
+
+
+@for_each(
+    ("line", "problem"),
+    {
+        "{": "line 2 of letters='{': JSONDecodeError",
+        "7": "TypeError",
+        "{}": "KeyError",
+        '{"stored": 7}': "TypeError",
+        '{"stored": "!"}': "Error",
+        '{"stored": "AAAA"}': "expected a dead letter",
+        '{"stored": "\\u001b[2J"}': "Error",
+    }.items(),
+)
+def test_one_wrong_line_is_named_and_nothing_is_imported(
+    command: Command, filled: Gate, stored: Any, line: str, problem: str
+) -> None:
+    good = Path("letters").read_text().splitlines(keepends=True)[0]
+    Path("letters").write_text(f"{good}{line}\n{good}")
+    before = stored()
+    ran = command("dead", "import", "jobs", "letters")
+    assert (ran.code, ran.out) == (2, "")
+    assert problem in ran.err
+    assert "Pass lines of `dead export`" in ran.err
+    assert "\x1b" not in ran.err
+    assert stored() == before
+
+
+class Pauses:
+    """Stands for the clock and the sleep of a redrive. It notes each pause, and a `break_at` of them is a Ctrl-C."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.taken, self.break_at = 0.0, list[float](), -1
+        monkeypatch.setattr("idemgate.operate.dead.monotonic", lambda: self.now)
+        monkeypatch.setattr("idemgate.operate.dead.sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        if len(self.taken) == self.break_at:
+            raise KeyboardInterrupt
+        self.taken.append(seconds)
+        self.now += seconds
+
+
+@pytest.mark.parametrize("chosen", [["--all"], ["--key", "k*"], ["--limit", "130", "--key", "k*"]], ids=len)
+def test_a_redrive_has_a_rate_and_goes_on_after_an_interruption(
+    command: Command, gate: Gate, caplog: Any, monkeypatch: pytest.MonkeyPatch, chosen: list[str]
+) -> None:
+    topic, pauses = gate.topic("t"), Pauses(monkeypatch)
+    for n in range(130):
+        topic.trigger(f"k{n}", n)
+        topic.bury(f"k{n}")
+    caplog.set_level("INFO", "idemgate.operate")
+    words = ["dead", "redrive", "t", *chosen, "--rate", "20/1s", "--json"]
+    # When a redrive of 20 letters a second is interrupted in its third pause
+    pauses.break_at = 2
+    assert command(*words).code == 130
+    # Then it moved at most 20 before each of two seconds, and 20 after them, and said so
+    moved = topic.stats().ready
+    assert (40 < moved <= 60, topic.stats().dead, pauses.now) == (True, 130 - moved, 2.0)
+    progress = [record.redriven for record in caplog.records if record.message.startswith("operate.redrive topic='t'")]
+    assert (progress[-1], sorted(progress)) == (moved, progress)
+    # And the same command goes on with the rest
+    pauses.break_at = -1
+    assert json.loads(command(*words).out)["redriven"] == 130 - moved
+    assert (topic.stats().ready, topic.stats().dead) == (130, 0)
+    assert pauses.now - 2.0 >= (110 - moved) / 20
+
+
+def test_a_redrive_of_few_letters_waits_for_nothing(
+    command: Command, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, pauses = gate.topic("t"), Pauses(monkeypatch)
+    for n in range(2):
+        topic.trigger(f"k{n}", n)
+        topic.bury(f"k{n}")
+    assert json.loads(command("dead", "redrive", "t", "--all", "--json").out)["redriven"] == 2
+    assert pauses.taken == []
+    assert json.loads(command("dead", "redrive", "t", "--all", "--dry-run", "--json").out)["a_second"] == 1000
 
 
 def test_a_payload_that_json_cannot_hold_is_shown(command: Command, gate: Gate) -> None:

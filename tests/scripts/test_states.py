@@ -47,7 +47,7 @@ TOLD = {
     "topics/reschedule",
     "topics/flush",
     "topics/take_dead",
-    "topics/load_dead",
+    "topics/dead/load",
     "topics/pause",
 }
 """These remember what they answered."""

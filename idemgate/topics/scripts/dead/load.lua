@@ -29,7 +29,7 @@ for i = 4, #ARGV do
     break
   end
   letters[i - 3], counts[i - 3] = letter, m.count
-  letter[5] = math.min(letter[5], now_us) -- no token is ahead of the clock
+  letter[5] = math.min(letter[5], math.max(fence, now_us)) -- no token is ahead of both
   last = math.max(last, letter[5])
 end
 if problem then
@@ -38,20 +38,21 @@ end
 local reply, room = { "ok", now_ms }, p.max_dead - redis.call("ZCARD", K.dead)
 redis.call("HSET", K.meta, "v", "3", "fence", digits(math.max(fence, last)))
 for i, letter in ipairs(letters) do
-  local held, word = unpack_table(redis.call("HGET", K.dead_data, digits(letter[5]))), "added"
+  local answer = "added"
+  local held = unpack_table(redis.call("HGET", K.dead_data, digits(letter[5])))
   if held and held[1] == letter[1] and held[4] == letter[4] then
-    word = "present"
+    answer = "present"
   elseif letter[4] <= now_ms - p.retention then
-    word = "expired"
+    answer = "expired"
   elseif room <= 0 then
-    word = "full"
+    answer = "full"
   else
     room, triggers = room - 1, triggers + counts[i]
     -- The serials of another slot may be above those of this one.
     letter[2] = with_serial(letter[2], serial + triggers) .. string.sub(letter[2], HEADER_SIZE + 1)
     store_dead_letter(K, letter, letter[4])
   end
-  reply[i + 2] = word
+  reply[i + 2] = answer
 end
 add_counters(K, { accepted = triggers })
 return remember_reply(K, ARGV[2], now_ms, reply)
