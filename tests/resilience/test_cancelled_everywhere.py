@@ -411,6 +411,28 @@ def exhumed(verb: str) -> Callable[[Case], tuple[Work, Check]]:
     return build
 
 
+def loaded(case: Case) -> tuple[Work, Check]:
+    """Bury by the key, delete, load."""
+    topic = case.gate.topic(case.key, merge="append", lease="30s").aio
+
+    async def work() -> int:
+        await topic.trigger(case.key, 1)
+        await topic.bury(case.key)
+        stored = [letter.stored for letter in await topic.dead.list()]
+        await topic.dead.delete()
+        return (await topic.dead.load(stored)).added
+
+    async def check(outcome: Any) -> None:
+        assert outcome == 1 or is_cancelled(outcome)
+        stats = await topic.stats()
+        assert stats.pending + stats.dead + stats["deleted_triggers"] == stats["accepted"]
+        assert stats.dead == 1 or is_cancelled(outcome)
+        await topic.dead.redrive()
+        assert set(await topic.ack(await topic.take(10))) <= {"ok"}
+
+    return work, check
+
+
 def result(case: Case) -> tuple[Work, Check]:
     topic = case.gate.topic("r", result_retention="1h").aio
 
@@ -778,6 +800,7 @@ CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "flush all": lambda case: flush(case, whole=True),
     "redrive": exhumed("redrive"),
     "delete": exhumed("delete"),
+    "load": loaded,
     "forward_once": forward_once,
     "result": result,
     "reshard": reshard,
@@ -818,7 +841,7 @@ AWAITED: dict[type, dict[str, str]] = {
         "pause": "pause, resume",
         "resume": "pause, resume",
     },
-    AioDeadLetters: {"redrive": "redrive", "delete": "delete"},
+    AioDeadLetters: {name: name for name in ("redrive", "delete", "load")},
     AioExpiry: {"track": "track, untrack", "untrack": "track, untrack"},
 }
 """Which case cancels each coroutine of the awaiting faces."""
@@ -833,6 +856,8 @@ LEFT_OUT: dict[type, dict[str, str]] = {
     AioClaim: {"release": 'one call, as "complete"'},
     AioTopic: {
         "peek": "reads one reply",
+        "versions": "reads one reply",
+        "reset_version": 'one call, as "cancel"',
         "stats": "reads",
         "next_due": "reads",
         "trim_forwarded": "trims each stream in one command, and the next call trims the rest",
