@@ -432,11 +432,14 @@ class Model:
     def _bury(self, key: str, message: Message, number: int, reason: str) -> None:
         self._count("buried", message)
         self._open_door(key)
+        self.dead.append(Letter(self._free_number(number), key, message, reason, self.now))
+        self.buried = True
+
+    def _free_number(self, number: int) -> int:
         taken = {letter.token for letter in self.dead}
         while number in taken:
             number -= 1
-        self.dead.append(Letter(number, key, message, reason, self.now))
-        self.buried = True
+        return number
 
     def discard(self) -> None:
         """Keep the newest letters, once after all that a call buried; of one time, those it buried first."""
@@ -516,6 +519,22 @@ class Model:
                 message.earlier = 0
                 self._back(letter.key, message)
         return found, len(self.dead), len(tokens), outdated
+
+    def load(self, letter: Letter) -> str:
+        """Store a letter that was there before."""
+        number = min(letter.token, max(self.token, self.now * 1000))
+        self.token = max(self.token, number)
+        if any((one.token, one.key, one.died) == (number, letter.key, letter.died) for one in self.dead):
+            return "present"
+        if letter.died <= self.now - self.rules.retention:
+            return "expired"
+        if len(self.dead) >= self.rules.max_dead:
+            return "full"
+        self.counters["accepted"] += len(letter.message.payloads)
+        message = replace(letter.message, serial=self.counters["accepted"], former=True)
+        self.dead.append(Letter(self._free_number(number), letter.key, message, letter.reason, letter.died))
+        self.dead.sort(key=lambda letter: (letter.died, letter.token))
+        return "added"
 
     # -- what is to be seen -------------------------------------------------------------------------------------------
 

@@ -35,11 +35,11 @@ from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Message as Packed
 from idemgate.topics.messages import Taken, moment
 from idemgate.topics.topic_calls import TopicCalls
-from tests.topics.model import NEVER, Model, Rules
+from tests.topics.model import NEVER, Letter, Model, Rules
 
 WEIGHTS = {
     "trigger": 10, "take": 3, "wait_and_take": 6, "settle": 9, "turn": 3, "extend": 1, "cancel": 1, "bury": 1,
-    "reschedule": 1, "flush": 1, "flush_all": 1, "exhume": 3, "time": 5, "again": 4, "pause": 1,
+    "reschedule": 1, "flush": 1, "flush_all": 1, "exhume": 3, "load": 1, "time": 5, "again": 4, "pause": 1,
 }  # fmt: skip
 HAPPENED = (
     "acked", "nacked", "buried", "returned", "deferred", "lapsed", "lost", "cancelled", "redriven", "deleted", "folded",
@@ -207,6 +207,7 @@ class Machine(RuleBasedStateMachine):
         self.calls: TopicCalls = self.gate.topic(self.name, **LIMITS | self.case.options).open()
         self.deliveries: list[Delivery[Any]] = []
         self.sent: list[Sent] = []
+        self.kept: dict[tuple[int, int, str], tuple[bytes, Letter]] = {}  # what was a letter: stored, and in the model
         # A name that lives in each slot: what the group is else for, does not matter to those who look.
         homes = {self._slot(str(number)): str(number) for number in range(32)}
         self.homes = [homes[slot] for slot in range(len(self.models))]
@@ -406,6 +407,14 @@ class Machine(RuleBasedStateMachine):
         call = self.calls.take_dead(slot, verb, [str(token) for token in tokens])
         self._run(slot, call, lambda _: model.exhume(verb, tokens))
 
+    def _load(self, any_of: Random) -> None:
+        """A dead letter, mostly one that has been redriven or deleted."""
+        if not self.kept:
+            return
+        (slot, *_), (stored, letter) = any_of.choice([*self.kept.items()])
+        [call] = self.calls.load_dead([(self.homes[slot].encode(), stored)]).calls
+        self._run(slot, call, lambda _: [self.models[slot].load(letter)])
+
     def _redefine(self, any_of: Random) -> None:
         options, facts = any_of.choice(self.case.others)
         self.rules = tuple(replace(rules, **facts) for rules in self.case.rules)
@@ -468,10 +477,13 @@ class Machine(RuleBasedStateMachine):
             looks += [stats, self.calls.dead(slot, DeadFilter(), 100)]
             looks += [self.calls.peek(key, self.homes[slot]) for key in KEYS]
         answers = iter(self.gate.context.link.run_all(Batch(looks, list)))
-        for model in self.models:
-            stats = next(answers)
+        for slot, model in enumerate(self.models):
+            stats, letters = next(answers), next(answers).letters
             self._compare_stats(model, stats)
-            self._compare_letters(model, self.calls.stats().join([stats]).dead, next(answers).letters)
+            self._compare_letters(model, self.calls.stats().join([stats]).dead, letters)
+            for one, letter in zip(letters, reversed(model.dead), strict=True):
+                copy = replace(letter, message=replace(letter.message))
+                self.kept.setdefault((slot, letter.token, letter.key), (one.stored, copy))
             for key in KEYS:
                 self._compare_key(model, key, next(answers))
             assert model.unaccounted() == 0
