@@ -8,6 +8,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import check_name
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate, parse_source
+from idemgate.presence.presence import Redact, make_observer
 from idemgate.store.durability import DurabilityOption, parse_durability
 
 __all__ = ["configure", "default_gate"]
@@ -22,6 +23,8 @@ def configure(
     namespace: str | None = None,
     timeout: Duration | None = None,
     durability: DurabilityOption = None,
+    presence: bool = True,
+    redact: Redact | None = None,
 ) -> Gate:
     """Set the store of the default gate, `idemgate.once` and `idemgate.merge`. Opens no connection.
 
@@ -32,6 +35,7 @@ def configure(
         namespace: the first part of every key. None: the environment variable IDEMGATE_NAMESPACE, or "default".
         timeout: see `Gate`. None: the present one, 5 s.
         durability: see `Gate`.
+        presence, redact: see `Gate`.
 
     Returns:
         The default gate.
@@ -50,7 +54,10 @@ def configure(
     name = context.namespace if namespace is None else check_name(namespace, "namespace")
     seconds = context.timeout if timeout is None else milliseconds(timeout, "timeout") / 1000
     parsed = parse_durability(durability, name)
+    observer = make_observer(context, presence, redact)
     url = store if isinstance(store, str) else None
-    default_gate._options().update(store=url, namespace=name, timeout=seconds, durability=durability)
+    options = {"namespace": name, "timeout": seconds, "durability": durability, "presence": presence, "redact": redact}
+    default_gate._options().update(options, store=url)
+    context.observer = observer
     context.source, context.namespace, context.timeout, context.durability = source, name, seconds, parsed
     return default_gate

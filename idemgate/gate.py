@@ -44,6 +44,7 @@ from idemgate.guard.decorator import OnceFunction, decorate
 from idemgate.guard.guard import Guard
 from idemgate.guard.manage import cancel, forget, inspect, mark_call, mark_calls, resolve
 from idemgate.guard.options import ClaimOptions, GuardOptions, NoSkipOptions, check_choice, once_options, split_bare
+from idemgate.presence.presence import Redact, make_observer
 from idemgate.store.context import Context
 from idemgate.store.durability import DurabilityOption, parse_durability
 from idemgate.topics.decorator import MergedFunction, decorate_merge
@@ -94,7 +95,13 @@ class Gate:
         durability: what a write must reach before its call returns. None: the memory of the primary. "replicas" or a
             number: that many replicas acknowledged it (WAIT). "fsync": the append-only file on disk (WAITAOF, with
             Redis 7.2 or Valkey and `appendonly yes`). Not on a cluster. The guarantees are in docs/promises.md.
-        clock: a test clock that every script uses (`idemgate.testing.Clock`).
+        clock: a test clock that every script uses (`idemgate.testing.Clock`). Such a gate does not report.
+        presence: report every 10 s what this process does, for `idemgate worker ls`: one thread for all gates of the
+            process, and a connection for each. A gate that is used for less than a second reports nothing. The report
+            of a killed process expires after 30 s.
+        redact: a function `(kind, text) -> text` for what a report holds of a key (kind "key") and of a failure
+            ("error"). It runs in the thread of the reports. If it raises, nothing of the text is stored. None: the
+            reports hold keys and errors as they are.
 
     Raises:
         InvalidArgument: an argument is invalid.
@@ -112,16 +119,19 @@ class Gate:
         max_bytes: int = 262_144,
         durability: DurabilityOption = None,
         clock: Clock | None = None,
+        presence: bool = True,
+        redact: Redact | None = None,
     ) -> None:
         self.context = Context(
             parse_source(store), check_name(namespace, "namespace"), milliseconds(timeout, "timeout") / 1000,
             check_int("max_bytes", max_bytes, 1, LARGEST), parse_durability(durability, namespace), clock,
         )  # fmt: skip
+        self.context.observer = make_observer(self.context, presence, redact)
         self.topics: dict[str, Topic] = {}
         self.subscribers: list[Subscriber] = []
         options: dict[str, Any] = {
             "store": store if isinstance(store, str) else None, "namespace": namespace, "timeout": timeout,
-            "max_bytes": max_bytes, "durability": durability,
+            "max_bytes": max_bytes, "durability": durability, "presence": presence, "redact": redact,
         }  # fmt: skip
         self._options: Callable[[], dict[str, Any]] = lambda: options  # no repr shows the password of the URL
 

@@ -46,7 +46,8 @@ _PUTS = (
     "topics/versions/reset", "topics/results", "topics/trigger",
 )  # fmt: skip
 _LOOKS = (*_SEES, "topics/audit", "topics/dead", "topics/policy")
-_SHOWS = ("guard/inspect", "guard/scopes", "operate/acts")
+_SHOWS = ("guard/inspect", "guard/scopes", "operate/acts", "presence/list", "presence/read")
+_REPORTS = ("presence/beat", "presence/leave")
 _WORKS = (
     "topics/extend", "topics/forward", "topics/settle", "topics/settle_and_take", "topics/take", "topics/take_dead",
 )  # fmt: skip
@@ -55,22 +56,29 @@ _RESHARDS = tuple(name for name in names() if name.startswith("topics/reshard/")
 ROLES = {
     "guard": Role(
         "guards functions: once, claim, first, inspect, forget, resolve",
-        [name for name in names() if name.startswith(("guard/", "dedup/")) and name != "guard/scopes"],
+        [
+            *(name for name in names() if name.startswith(("guard/", "dedup/")) and name != "guard/scopes"),
+            *_REPORTS,
+        ],
         _LISTENS,
-        ["records", "scopes", "dedup"],
+        ["records", "scopes", "dedup", "presence"],
     ),
     "producer": Role(
-        "puts messages into topics: trigger, result, cancel, reschedule, flush, pause", _PUTS, _LISTENS, ["topics"]
+        "puts messages into topics: trigger, result, cancel, reschedule, flush, pause",
+        [*_PUTS, *_REPORTS],
+        _LISTENS,
+        ["topics", "presence"],
     ),
     "worker": Role(
         "takes from topics, handles, forwards, redrives; a member of a group of workers",
-        [*_PUTS, *_WORKS, "membership/heartbeat", "membership/leave", "membership/list"],
+        [*_PUTS, *_WORKS, *_REPORTS, "membership/heartbeat", "membership/leave", "membership/list"],
         f"{_LISTENS} {_TRIMS}",
-        ["topics", "members"],
+        ["topics", "members", "presence"],
     ),
     "subscriber": Role(
         "consumes Pub/Sub, streams, lists and expired keys; name their --keys and --channels",
         [
+            *_REPORTS,
             "subscribers/expiry/ttl",
             "subscribers/lists/renew",
             "subscribers/lists/settle",
@@ -81,17 +89,17 @@ ROLES = {
         ],
         "SUBSCRIBE PSUBSCRIBE ROLE SCAN BLMOVE "
         "XACK XADD XAUTOCLAIM XCLAIM XGROUP|CREATE XINFO|CONSUMERS XPENDING XREADGROUP XTRIM",
-        [],
+        ["presence"],
     ),
     "viewer": Role(
-        "reads only: inspect, peek, versions, stats, dead letters, list of topics, acts of operators",
+        "reads only: inspect, peek, versions, stats, dead letters, list of topics, acts of operators, processes",
         [*_SHOWS, *_LOOKS],
         "HGETALL ZRANGEBYSCORE",  # of membership/list, whose library writes for others
-        ["records", "scopes", "topics", "members", "acts"],
+        ["records", "scopes", "topics", "members", "acts", "presence"],
         heard=False,
     ),
     "operator": Role(
-        "runs the commands of `idemgate key`, `topic`, `dead` and `act`",
+        "runs the commands of `idemgate key`, `topic`, `dead`, `act` and `worker`",
         [
             *_SHOWS,
             *_LOOKS,
@@ -106,7 +114,7 @@ ROLES = {
             "topics/take_dead",
         ],
         "",
-        ["records", "scopes", "topics", "acts"],
+        ["records", "scopes", "topics", "acts", "presence"],
     ),
     "auditor": Role(
         "runs idemgate doctor --audit --read-only, and writes nothing; SCAN shows names of other keys, too",
@@ -123,7 +131,7 @@ ROLES = {
     ),
 }
 
-_SILENT = ("dedup", "scopes", "acts")
+_SILENT = ("dedup", "scopes", "acts", "presence")
 """The key patterns that are no channels."""
 _DURABLE = "PEXPIRE SET WAIT"
 _DURABLE_7_2 = "WAITAOF"

@@ -105,7 +105,7 @@ _METAVARS: Mapping[Kind, str] = {
 
 def _run(verb: Verb, options: argparse.Namespace) -> int:
     given = {parameter.name: getattr(options, parameter.name) for parameter in verb.parameters}
-    with Gate(url_of(options), namespace=options.namespace) as gate:
+    with Gate(url_of(options), namespace=options.namespace, presence=False) as gate:
         if verb.look is not None and options.dry_run:
             answer: Answer = verb.look(gate, given)
         elif verb.loses and not options.yes and not _confirm(verb, gate, given):

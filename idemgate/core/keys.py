@@ -12,6 +12,9 @@
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | the slot's forwarded messages, without a target |
 | `<name>:<part>`, `{<name>}:<part>` | see `LIST_PARTS` | beside a list `<name>` that `gate.consume_list` consumes |
 | `ig2:{<ns>:durability}` | string | `1`; written before each WAIT of a gate with `durability=`, expires |
+| `ig2:{<ns>:acts}` | list | acts of operators (`operate/scripts/record.lua`) |
+| `ig2:{<ns>:presence}` | sorted set | id of a process -> time of its last report, ms (`presence/scripts/beat.lua`) |
+| `ig2:{<ns>:presence}:<id>` | string | the report of a process, packed (`presence/report.py`); expires |
 | `ig2:{<ns>:members:<group>}:<part>` | `membership/scripts/lib/members.lua` | the members of a group, and their slots |
 
 A record's name, a slot's `:scheduled`, its `:results0:<key>` and a group's `:alive` are also wake-up channels. In the
@@ -46,12 +49,14 @@ __all__ = [
     "durability_key",
     "event",
     "is_library_key",
+    "is_process_id",
     "list_keys",
     "members",
     "outbox",
     "owner_of",
     "pattern",
     "patterns",
+    "presence",
     "raw",
     "record",
     "row_name",
@@ -103,6 +108,7 @@ _HASH_TAG = re.compile(r"[^{]*\{[^}]+\}")
 _PLAIN = re.compile(rb"[A-Za-z0-9_.@:/+=,-]{1,128}")
 _PLAIN_TEXT = re.compile(_PLAIN.pattern.decode())
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_PROCESS_ID = re.compile(r"[0-9a-f]{32}")
 _SAFE = "_.@:/+=,-"
 
 
@@ -284,6 +290,17 @@ def acts(namespace: str) -> bytes:
     return f"ig2:{{{namespace}:acts}}".encode()
 
 
+def presence(namespace: str, *ids: str) -> tuple[bytes, ...]:
+    """Return the key of the index of processes, then those of the reports of processes with these ids."""
+    index = f"ig2:{{{namespace}:presence}}"
+    return index.encode(), *(f"{index}:{one}".encode() for one in ids)
+
+
+def is_process_id(text: str) -> bool:
+    """Return True for an id that `presence` may get from a store."""
+    return _PROCESS_ID.fullmatch(text) is not None
+
+
 def topics(namespace: str) -> bytes:
     """Return the key of the registry: the topics and their policies."""
     return b"ig2:{%s:topics}" % namespace.encode()
@@ -323,12 +340,12 @@ def result_channel(namespace: str, topic: str, key: bytes) -> bytes:
 def patterns(namespace: str) -> dict[str, str]:
     """Return the key patterns for ACL rules, by name. The same patterns fit the channels.
 
-    The names are `records`, `scopes`, `acts`, `dedup`, `topics` (with slots and outboxes), `members`, `durability` and
-    `all`.
+    The names are `records`, `scopes`, `acts`, `presence`, `dedup`, `topics` (with slots and outboxes), `members`,
+    `durability` and `all`.
     """
     own = f"ig2:{{{check_name(namespace, 'namespace')}:"
     kinds = {"records": "once:*", "dedup": "dedup:*", "topics": "topic*", "members": "members:*"}
-    kinds |= {"scopes": "scopes}", "acts": "acts}", "durability": "durability}", "all": "*"}
+    kinds |= {"scopes": "scopes}", "acts": "acts}", "presence": "presence}*", "durability": "durability}", "all": "*"}
     return {name: own + rest for name, rest in kinds.items()}
 
 
@@ -340,9 +357,9 @@ def is_library_key(key: bytes) -> bool:
 class Owner(NamedTuple):
     """The owner of a key in a namespace.
 
-    `kind` is "once", "scopes", "acts", "dedup", "topics", "durability", "slot", "results", "out" or "members". It is
-    "layout" for a key of another layout, and "foreign" for a key that no function here builds. `name` is the escaped
-    scope, the topic or the group of members.
+    `kind` is "once", "scopes", "acts", "presence", "report", "dedup", "topics", "durability", "slot", "results", "out"
+    or "members". It is "layout" for a key of another layout, and "foreign" for a key that no function here builds.
+    `name` is the escaped scope, the topic, the id of a process or the group of members.
     """
 
     kind: str
@@ -358,7 +375,8 @@ _PART = "|".join((*PARTS, *RESULT_PARTS, _OUT))
 _SIZE = r"[1-9][0-9]{0,4}"
 _OWNERS = re.compile(
     rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
-    r"|(?P<topics>topics)\}|(?P<scopes>scopes)\}|(?P<acts>acts)\}|(?P<durability>durability)\}"
+    r"|(?P<single>topics|scopes|acts|durability|presence)\}"
+    rf"|presence\}}:(?P<process>{_PROCESS_ID.pattern})"
     rf"|dedup:(?P<dedup>{_ESCAPED}):(?P<shard>0|[1-9]\d?)\}}:(?P<page>(?:values)?[01])"
     rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|{_SIZE})/(?P<slots>{_SIZE})\}}:(?P<part>{_PART})"
     r"|members:(?P<group>[\w.-]{1,64})\}:(?P<member>alive|meta|held)",
@@ -379,14 +397,10 @@ def owner_of(namespace: str, key: bytes) -> Owner:
     found = _OWNERS.fullmatch(key[len(prefix) :].decode(errors="replace"))
     if found is None:
         return Owner("foreign")
-    if found["topics"]:
-        return Owner("topics")
-    if found["scopes"]:
-        return Owner("scopes")
-    if found["acts"]:
-        return Owner("acts")
-    if found["durability"]:
-        return Owner("durability")
+    if found["single"]:
+        return Owner(found["single"])
+    if found["process"]:
+        return Owner("report", found["process"])
     if found["scope"]:
         return Owner("once", found["scope"])
     if found["dedup"]:

@@ -59,7 +59,8 @@ class ThreadPool(Generic[J, R]):
 
     def __init__(self, name: str, jobs: Jobs[J, R]) -> None:
         """Build a pool without threads. `name` is the prefix of their names."""
-        self.running: set[J] = set()
+        self.running: dict[J, int] = {}
+        """The jobs that run now, each with the id of its thread."""
         self.active = 0
         self.job_seconds = MAX_DELAY / 16
         """Moving average of the seconds that a job takes. It starts low, because to start 100 threads costs 10 ms. If
@@ -139,11 +140,11 @@ class ThreadPool(Generic[J, R]):
     def _run_jobs(self) -> None:
         """Run jobs until none may start."""
         run, running, copy = self._jobs.run_job, self.running, self._context.copy
-        since, measured, first = perf_counter(), 0, True
+        since, measured, first, thread = perf_counter(), 0, True, threading.get_ident()
         while (job := self._next_job(first)) is not None:
-            running.add(job)
+            running[job] = thread
             result = copy().run(run, job)
-            running.discard(job)
+            del running[job]
             self._ended.append((job, result))
             if not self._notified:
                 self._notify_loop()

@@ -20,7 +20,7 @@ from idemgate.core.codec.packing import may_hold_model
 from idemgate.core.codec.restoring import holds_stored, restore
 from idemgate.core.codec.storable import describe_unstored, has_other_class, refuse_unfinished_inside
 from idemgate.core.keys import Key, text_of
-from idemgate.core.text import event_log, message_of, one_line
+from idemgate.core.text import event_log, last_line, message_of, one_line
 from idemgate.core.validation import ENDED, call_async, call_blocking, refuse_unfinished
 from idemgate.core.verdict import Verdict, counts_no_attempt, verdict_of
 from idemgate.core.waits import wait_for_wakeup
@@ -650,6 +650,9 @@ def ending_of_failure(
         if isinstance(error, AlreadyInProgress) and grant.guarded_by == "lease":
             guard.context.counters.add("once.sink_busy")
         return build_ending(UNDO)
+    if isinstance(error, Exception):
+        key, attempt = text_of(grant.request.key), grant.reply.attempt
+        guard.context.activity.note_failure(options.scope, key, attempt, last_line(error), None)
     if options.at_most_once:
         return build_ending(NOT_STORED)
     if not isinstance(error, Exception):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from asyncio import _get_running_loop, current_task
 from collections.abc import Sequence
+from threading import get_ident
 from typing import NamedTuple, Self
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch
 from idemgate.core.clock import monotonic
+from idemgate.core.keys import text_of
 from idemgate.guard.claim_calls import Renewal, register_retention
 from idemgate.guard.current import Execution, get_current, set_current
 from idemgate.guard.request import INFINITE, Grant, build_renewal, log_facts
-from idemgate.store.context import Context
+from idemgate.store.context import Context, Running
 from idemgate.store.heartbeat import LeaseRenewal
 
 __all__ = ["EndTimeouts", "Heartbeat", "NoHeartbeat", "end_timeouts", "register_scope"]
@@ -51,8 +54,8 @@ class Heartbeat(LeaseRenewal):
     """
 
     __slots__ = (
-        "_context", "_ends", "_execution", "_extended_until", "_grant", "_handed_over", "_previous", "_with_current",
-        "_works",
+        "_context", "_ends", "_execution", "_extended_until", "_grant", "_handed_over", "_previous", "_runs_in",
+        "_with_current", "_works",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +81,8 @@ class Heartbeat(LeaseRenewal):
         self._handed_over = False
         self._works = True
         self._previous = get_current() if with_current else None
+        loop = _get_running_loop()
+        self._runs_in: object = get_ident() if loop is None else current_task(loop)
 
     def __enter__(self) -> Self:
         try:
@@ -127,6 +132,13 @@ class Heartbeat(LeaseRenewal):
     def stop(self) -> None:
         """End the renewals that `hand_over` kept running."""
         self._context.heartbeat.remove(self)
+
+    def describe(self) -> Running | None:
+        """Return the call whose lease this renews, or None once its work has ended. Any thread may call it."""
+        if self._execution.has_ended:
+            return None
+        request = self._grant.request
+        return Running(request.options.scope, text_of(request.key), self._grant.leased_at, self._runs_in)
 
     def renew(self) -> tuple[Batch[None], ...]:
         """Build the renewal; called by the heartbeat thread."""

@@ -8,6 +8,7 @@ from idemgate.operate.held import HELD_VERBS
 from idemgate.operate.keys import KEY_VERBS
 from idemgate.operate.topics import TOPIC_VERBS
 from idemgate.operate.verb import Parameter, Verb
+from idemgate.operate.workers import WORKER_VERBS
 
 __all__ = ["NOUNS", "VERBS"]
 
@@ -16,6 +17,7 @@ NOUNS = {
     "topic": "topics and their messages",
     "dead": "dead letters: list, export, redrive, delete",
     "held": "keys whose owner lost its lease and that wait for a decision",
+    "worker": "the processes that use the namespace: workers, subscribers, clients",
     "act": "what operators changed",
 }
 """What each noun is about, in the order of the help."""
@@ -26,6 +28,7 @@ VERBS: tuple[Verb, ...] = (
     *TOPIC_VERBS,
     *DEAD_VERBS,
     *HELD_VERBS,
+    *WORKER_VERBS,
     Verb(
         "act", "ls", "list the changes that operators asked for, newest first", list_acts,
         (Parameter("limit", "the most acts (default: 50)", "count"),),

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 from weakref import WeakSet
 
 from idemgate.core.calls import MAX_ENTRIES
 from idemgate.core.clock import Clock, monotonic
 from idemgate.core.codec import Codec
 from idemgate.core.counters import Counters
-from idemgate.core.forks import lock_reset_at_fork
+from idemgate.core.forks import lock_reset_at_fork, run_in_child
 from idemgate.core.scopes import DefaultScopes
 from idemgate.errors import NotConfigured
+from idemgate.store.activity import Activity
 from idemgate.store.durability import Durability
 from idemgate.store.heartbeat import HeartbeatThread
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from idemgate.store.endpoint import Endpoint
     from idemgate.store.sync import SyncLink
 
-__all__ = ["Cache", "Context", "HasContext", "Runners"]
+__all__ = ["Cache", "Context", "HasContext", "Observer", "Runner", "Runners", "Running"]
 
 log = logging.getLogger("idemgate.worker")
 
@@ -41,25 +42,60 @@ class Cache(Protocol):
         ...
 
 
+class Running(NamedTuple):
+    """A delivery or a guarded call that runs now.
+
+    `of` is its topic or scope. `since` is when it began, seconds of `monotonic`. `runs_in` is the task that runs it, or
+    the id of a thread.
+    """
+
+    of: str
+    key: str
+    since: float
+    runs_in: object
+
+
+class Runner(NamedTuple):
+    """A worker, or the runner of the subscribers.
+
+    Attributes:
+        role: "worker" or "subscriber".
+        serves: Says whether it serves a topic of this name that is declared before its start; None means a subscriber.
+        topics: Returns the topics that it serves.
+        places: Returns how many handlers run, and how many may run.
+        running: Returns the deliveries whose handlers run now. Any thread may call it.
+    """
+
+    role: str
+    serves: Callable[[str | None], bool]
+    topics: Callable[[], Sequence[str]] = tuple
+    places: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    running: Callable[[], Iterable[Running]] = tuple
+
+
 class Runners:
     """The workers and the runners of subscribers that run now. They serve what was declared before they started."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._running = list[Callable[[str | None], bool]]()
+        self._running: list[Runner] = []
 
     @contextmanager
-    def running(self, serves: Callable[[str | None], bool]) -> Generator[None]:
-        """Register a runner. `serves` says whether it serves a topic of this name; None means a subscriber."""
-        self._running.append(serves)
+    def running(self, runner: Runner) -> Generator[None]:
+        """Register a runner while the block runs."""
+        self._running.append(runner)
         try:
             yield
         finally:
-            self._running.remove(serves)
+            self._running.remove(runner)
+
+    def now(self) -> tuple[Runner, ...]:
+        """Return those that run now. Any thread may call it."""
+        return tuple(self._running)
 
     def warn_if_late(self, what: str, topic: str | None, name: str) -> None:
         """Count and log a declaration that a runner would serve if it had been made before its start."""
-        if any(serves(topic) for serves in tuple(self._running)):
+        if any(runner.serves(topic) for runner in self.now()):
             self._counters.add("worker.declared_late")
             facts = {"declared": what, "name": name}
             log.warning(
@@ -69,13 +105,28 @@ class Runners:
             )  # fmt: skip
 
 
+class Observer(Protocol):
+    """Observes whether this process uses a gate (`idemgate/presence`)."""
+
+    def begin(self) -> None:
+        """Note that the store is used from now on: by a call before which there was none, or none in this process."""
+        ...
+
+    def end(self) -> None:
+        """Note that the gate is closed. Called before its connections are."""
+        ...
+
+
 class Context:
     """The shared state of one gate. Creating it opens no connection; the first use of a link does.
 
     `timeout` is in seconds. `counters` count in this process. `heartbeat` renews leases. A key that is forgotten or
     resolved through this gate is dropped from all `caches`. `scopes` are those of this gate, with their longest
-    retention in ms. `registered_scopes` are those that the store knows, or is about to know.
+    retention in ms. `registered_scopes` are those that the store knows, or is about to know. `activity` is what the
+    gate did lately. `observer` is called when the gate is first used, and when it is closed.
     """
+
+    observer: Observer | None = None
 
     def __init__(
         self,
@@ -94,14 +145,19 @@ class Context:
         self.codec = Codec(max_bytes)
         self.counters = Counters()
         self.runners = Runners(self.counters)
+        self.activity = Activity()
         self.caches: WeakSet[Cache] = WeakSet()
         self.default_scopes = DefaultScopes()
         self.scopes: dict[str, int] = {}
         self.registered_scopes: dict[str, int] = {}
         self.heartbeat = HeartbeatThread(self._heartbeat_link, self.counters)
         self._lock = lock_reset_at_fork(self, "_lock")
+        # None: its next use calls the observer. The links themselves outlive a fork and a `close`.
         self._link: SyncLink | None = None
         self._aio_link: AsyncLink | None = None
+        self._opened_link: SyncLink | None = None
+        self._opened_aio_link: AsyncLink | None = None
+        _contexts.add(self)
 
     def __reduce__(self) -> NoReturn:
         from pickle import PicklingError
@@ -166,7 +222,11 @@ class Context:
             from idemgate.store.sync import SyncLink
 
             with self._lock:
-                self._link = self._link or SyncLink(self.endpoint, self.timeout, self.durability)
+                durations = self.activity.calls
+                link = self._opened_link or SyncLink(self.endpoint, self.timeout, self.durability, durations)
+                self._link = self._opened_link = link
+            self._note_use()
+            return link
         return self._link
 
     @property
@@ -176,8 +236,20 @@ class Context:
             from idemgate.store.aio import AsyncLink
 
             with self._lock:  # event loops of several threads share one link
-                self._aio_link = self._aio_link or AsyncLink(self.endpoint, self.timeout, self.durability)
+                durations = self.activity.calls
+                link = self._opened_aio_link or AsyncLink(self.endpoint, self.timeout, self.durability, durations)
+                self._aio_link = self._opened_aio_link = link
+            self._note_use()
+            return link
         return self._aio_link
+
+    def _note_use(self) -> None:
+        if self.observer is not None:
+            self.observer.begin()
+
+    def note_fork(self) -> None:
+        """Let the next use of a link call the observer in this forked child."""
+        self._link = self._aio_link = None
 
     def _heartbeat_link(self) -> SyncLink:
         from idemgate.store.sync import SyncLink
@@ -190,15 +262,28 @@ class Context:
 
     def close(self) -> None:
         """Stop the heartbeat thread and close the blocking connections."""
+        if self.observer is not None:
+            self.observer.end()
         self.heartbeat.close()
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self._opened_link is not None:
+            self._opened_link.close()
+        self._link = self._opened_link = self._aio_link = None
 
     async def close_aio(self) -> None:
         """Wait for the pending calls, then close the connections of this event loop."""
-        if self._aio_link is not None:
-            await self._aio_link.close()
+        if self._opened_aio_link is not None:
+            await self._opened_aio_link.close()
+
+
+_contexts = WeakSet[Context]()
+
+
+def _note_fork() -> None:
+    for context in tuple(_contexts):
+        context.note_fork()
+
+
+run_in_child(_note_fork)
 
 
 class HasContext(Protocol):

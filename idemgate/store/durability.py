@@ -29,6 +29,7 @@ _EXEMPT = frozenset(
         "topics/versions": ("read",),
         "topics/reshard": ("replies",),
         "operate": ("acts",),
+        "presence": ("beat", "leave", "list", "read"),
         "membership": ("heartbeat", "leave", "list"),
         "subscribers/expiry": ("ttl",),
     }.items()

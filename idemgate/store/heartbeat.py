@@ -138,7 +138,7 @@ class HeartbeatThread:
         with self._wake:
             thread, self._thread = self._thread, None
             self._sleeps_until = NEVER
-            unrenewed = [*self._living()]
+            unrenewed = [*self.living()]
             self._renewals.clear()
             self._optional.clear()
             self._wake.notify()
@@ -170,7 +170,7 @@ class HeartbeatThread:
                 now = monotonic()
                 # Without renewals it wakes after the shortest interval, so that `add` need not wake it. While it
                 # sleeps, no variable refers to a renewal.
-                soonest = min((renewal.due for renewal in self._living()), default=now + self._shortest_interval)
+                soonest = min((renewal.due for renewal in self.living()), default=now + self._shortest_interval)
                 if soonest <= now:
                     return True
                 self._sleeps_until = soonest
@@ -180,10 +180,10 @@ class HeartbeatThread:
     def _collect_due(self) -> list[LeaseRenewal]:
         """Return the renewals that are due."""
         now = monotonic()
-        return [renewal for renewal in self._living() if renewal.due <= now]
+        return [renewal for renewal in self.living() if renewal.due <= now]
 
-    def _living(self) -> Iterator[LeaseRenewal]:
-        """Yield the renewals whose owners live, and drop the others."""
+    def living(self) -> Iterator[LeaseRenewal]:
+        """Yield the renewals whose owners live, and drop the others. Any thread may call it."""
         # Not `tuple`: while it allocates, a finalizer or another thread may change the set, which raises RuntimeError.
         for reference in self._renewals.copy():
             if (renewal := reference()) is not None:
@@ -199,7 +199,7 @@ class HeartbeatThread:
         """
         started, batches = monotonic(), list[tuple[LeaseRenewal, Batch[None]]]()
         errors = dict[LeaseRenewal, Exception]()
-        shortest = min((renewal.lease for renewal in (*renewals, *self._living())), default=0.0)
+        shortest = min((renewal.lease for renewal in (*renewals, *self.living())), default=0.0)
         for renewal in renewals:
             renewal.due = started + renewal.interval
             try:

@@ -332,12 +332,18 @@ def suggests_failover(error: object) -> bool:
     return isinstance(error, rx.ResponseError) and _FAILOVER.match(str(error)) is not None
 
 
+_NOT_ALLOWED = "this user's access list does not allow it"
 _NAMED_ALONE = "but the URL names it alone"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if the server refused a write because it is out of memory. It may refuse to create what exists."""
     return isinstance(error, ServerRejected) and "'maxmemory'" in str(error)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return True if the access list of the user refused the call."""
+    return isinstance(error, ServerRejected) and _NOT_ALLOWED in str(error)
 
 
 def lacks_cluster_url(error: Exception) -> bool:
@@ -374,7 +380,7 @@ def describe_rejection(error: Exception) -> str:
         return f"the server refused: {text.removesuffix('.') if fix else text}{fix}"
     script_names = {variant(name).sha.decode(): name for name in names() for variant in (script, checked_script)}
     text = _SHA.sub(lambda match: script_names.get(match[0], match[0]), text)
-    return f"this user's access list does not allow it: {text}. Run `idemgate acl` to print what each role needs"
+    return f"{_NOT_ALLOWED}: {text}. Run `idemgate acl` to print what each role needs"
 
 
 _REFUSED = re.compile(r"[Cc]onnection refused|Connect call failed|Err(?:or|no) (?:2|61|111) connecting to")

@@ -13,7 +13,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.text import event_log
 from idemgate.core.waits import wait_until_done
 from idemgate.errors import InvalidArgument
-from idemgate.store.context import Context
+from idemgate.store.context import Context, Runner
 from idemgate.store.shielded import finish_despite_cancel
 
 __all__ = ["Subscriber", "Subscribers"]
@@ -90,7 +90,8 @@ class Subscribers:
             task = asyncio.ensure_future(subscriber.run(stop, grace=self._grace, ready=mark))
             task.add_done_callback(functools.partial(_mark_ended, mark))
             tasks[task] = subscriber
-        with nullcontext() if self._context is None else self._context.runners.running(lambda topic: topic is None):
+        runner = Runner("subscriber", _serves)
+        with nullcontext() if self._context is None else self._context.runners.running(runner):
             await self._wait_for_all(tasks, stop)
 
     def hurry(self) -> None:
@@ -150,6 +151,10 @@ class Subscribers:
         self._stop.set()
         if self._task is not None:
             await self._task
+
+
+def _serves(topic: str | None) -> bool:
+    return topic is None
 
 
 def _mark_ended(mark_ready: Callable[[], None], task: asyncio.Task[None]) -> None:

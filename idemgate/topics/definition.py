@@ -13,6 +13,7 @@ from idemgate.core.codec import digest
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, raw
 from idemgate.core.scopes import mark_registered
+from idemgate.core.text import last_line
 from idemgate.core.validation import MOST, check_function, check_parameters
 from idemgate.errors import DecodeError, IdemgateError, InvalidArgument, PolicyChanged, TooLarge
 from idemgate.guard.current import Execution
@@ -241,6 +242,8 @@ class TopicDefinition:
             return None
         counter = "refused_too_large" if isinstance(error, TooLarge) else "refused_payload"
         self.context.counters.add(f"topic.{counter}")
+        key = "" if error.subject is None else error.subject[1]
+        self.context.activity.note_refused(self.name, key, last_line(error))
         return (self.calls or self.build_calls()).count_refused(counter, self.calls is not None)
 
     def reset(self) -> None:

@@ -36,11 +36,12 @@ class InFlight:
         since: When the delivery was taken, seconds of the gate's clock.
         margin: Seconds of the lease that must be left to start the handler: a renewal interval. A lease with less left
             may end before a renewal reaches the server.
+        started, ended: When its handler started and ended, seconds of `monotonic`; 0 before.
         misfired: True for an occurrence of a recurring trigger that must not run.
         settling: True while it is being settled.
     """
 
-    __slots__ = ("consumer", "delivery", "margin", "misfired", "settling", "since", "until")
+    __slots__ = ("consumer", "delivery", "ended", "margin", "misfired", "settling", "since", "started", "until")
 
     def __init__(
         self, consumer: TopicConsumer, delivery: Delivery[Any], until: float, since: float, margin: float
@@ -50,6 +51,7 @@ class InFlight:
         self.until = until
         self.since = since
         self.margin = margin
+        self.started = self.ended = 0.0
         self.misfired = self.settling = False
 
     def is_assigned(self) -> bool:
@@ -81,6 +83,7 @@ class TopicConsumer:
         ready: Those among them that wait for their handler.
         turn: Number of the last delivery of the topic that started, among those of the worker. The dispatcher sets it.
         places: The topic's places in the worker.
+        times: The durations of the topic.
     """
 
     def __init__(self, poller: Poller) -> None:
@@ -91,6 +94,7 @@ class TopicConsumer:
         self.turn = 0
         self._occurrences = Occurrences(poller)
         self.places = TopicPlaces(self.room)
+        self.times = self.context.activity.times_of(self.topic.name)
         self._renewal: HeldRenewal[InFlight] | None = None
         handler = self.topic.definition.handler
         assert handler is not None, "the worker selects topics with a handler only"
@@ -152,6 +156,8 @@ class TopicConsumer:
         if not taken.deliveries:
             return []
         self.context.counters.add("worker.taken", len(taken.deliveries))
+        for delivery in taken.deliveries:
+            self.times.lateness.add((taken.now_ms - delivery.due_ms) / 1000)
         since, margin = self.context.now(), self.lease / 6
         accepted = [InFlight(self, delivery, until, since, margin) for delivery in taken.deliveries]
         self.in_flight.update(accepted)

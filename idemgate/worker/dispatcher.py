@@ -12,8 +12,10 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from idemgate.core.clock import monotonic
 from idemgate.core.thread_pool import ThreadPool
 from idemgate.core.verdict import HANDLED, Verdict, judge_error
+from idemgate.store.context import Running
 from idemgate.topics.messages import Delivery
 from idemgate.worker.consumer import InFlight, TopicConsumer
 from idemgate.worker.handler import build_run_async
@@ -85,12 +87,14 @@ class Dispatcher:
         self._start_task(entry, entry.consumer.run)
 
     def _start_task(self, entry: InFlight, run: Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]) -> None:
+        entry.started = monotonic()
         task = asyncio.create_task(run(entry.delivery))
         self.tasks[task] = entry
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[Verdict[Any]]) -> None:
         entry = self.tasks.pop(task)
+        entry.ended = monotonic()
         try:
             verdict = task.result()
         except BaseException as error:  # noqa: BLE001 - of a cancelled task, or a Ctrl-C that arrived inside it
@@ -117,7 +121,9 @@ class Dispatcher:
             return None
         if entry.consumer.backpressure.applies:
             entry.consumer.backpressure.on_handler_start(entry.delivery)
+        entry.started = monotonic()
         verdict: Verdict[Any] = entry.consumer.run(entry.delivery)
+        entry.ended = monotonic()
         return verdict
 
     def count_ready(self) -> int:
@@ -160,6 +166,13 @@ class Dispatcher:
     def list_running(self) -> list[InFlight]:
         """Return the deliveries whose handlers run."""
         return [*self.tasks.values(), *tuple(self._pool.running)]
+
+    def list_started(self) -> Iterator[Running]:
+        """Yield the deliveries whose handlers run. Any thread may call it."""
+        runs = [*((entry, task) for task, entry in self.tasks.copy().items()), *self._pool.running.copy().items()]
+        for entry, runs_in in runs:
+            if entry.started:
+                yield Running(entry.delivery.topic, entry.delivery.key, entry.started, runs_in)
 
     async def wait_for_threads(self) -> None:
         """Wait until no blocking handler runs."""

@@ -106,6 +106,8 @@ class DeliveryLoop:
         self._to_settle.set()  # before a place is freed: so a settlement, not the line, fetches the next delivery
         for entry, verdict in ended:
             consumer = entry.consumer
+            if entry.ended:
+                consumer.times.handling.add(entry.ended - entry.started)
             if verdict is HANDLED and not consumer.backpressure.applies:  # the most frequent case
                 self._ended.append((entry, Settlement("ack", entry.delivery)))
                 self._places.free(consumer.places, handled=1)

@@ -76,7 +76,15 @@ def choose_settlement(entry: InFlight, verdict: Verdict[Any], stopping: bool) ->
             exc_info=error, extra=facts | {"attempt": attempt, "token": delivery.token},
         )  # fmt: skip
         counters.add("worker.failed")
+        retry_after = settlement.delay / 1000 if settlement.verb == "nack" and not _is_last(entry, attempt) else None
+        failure = settlement.failure or last_line(error)
+        consumer.context.activity.note_failure(delivery.topic, delivery.key, attempt, failure, retry_after)
     return settlement
+
+
+def _is_last(entry: InFlight, attempt: int | None) -> bool:
+    """Return True if the store buries the message after this attempt."""
+    return attempt is not None and attempt >= entry.consumer.poller.calls.policy.max_attempts
 
 
 def _of_verdict(entry: InFlight, verdict: Verdict[Any], stopping: bool) -> Settlement:

@@ -14,7 +14,7 @@ from idemgate.core.text import event_log
 from idemgate.core.validation import check_int
 from idemgate.core.waits import wait_for_wakeup, wait_until_done, wait_within
 from idemgate.errors import InvalidArgument, ServerRejected
-from idemgate.store.context import HasContext
+from idemgate.store.context import HasContext, Runner
 from idemgate.store.retry import is_out_of_memory
 from idemgate.store.shielded import finish_despite_cancel
 from idemgate.topics.topic import Topic
@@ -140,7 +140,7 @@ class Worker:
         self._reset()
         self._names = select_topics(self._topics, self._asked)  # handlers may have been added since
         try:
-            with self.context.runners.running(self._serves):
+            with self.context.runners.running(self._describe()):
                 if await self._open_topics():
                     await self._run(started)
         finally:
@@ -162,6 +162,13 @@ class Worker:
     def prefetch(self) -> int:
         """The current number of deliveries to hold beyond those that run."""
         return self._places.prefetch
+
+    def _describe(self) -> Runner:
+        dispatcher = self._loop.dispatcher
+        return Runner(
+            "worker", self._serves, lambda: self._names, lambda: (self.concurrency - dispatcher.free, self.concurrency),
+            dispatcher.list_started,
+        )  # fmt: skip
 
     def _serves(self, topic: str | None) -> bool:
         """Return True if this worker serves a topic of this name that is declared before its start."""

@@ -23,6 +23,7 @@ LEVELS = [
     {"topics"},
     {"subscribers"},
     {"worker"},
+    {"presence"},
     {"audit"},
     {"gate_aio"},
     {"gate"},

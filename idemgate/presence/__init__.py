@@ -1,0 +1,1 @@
+"""Presence: each process that uses a gate reports what it does, so that operators see it."""

@@ -1,0 +1,75 @@
+"""Script calls of presence: a function for each script of `scripts`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from idemgate.core import keys
+from idemgate.core.calls import MAX_ENTRIES, Call, Plan, call, run_call, run_calls, stamp, text
+from idemgate.core.clock import Clock
+from idemgate.errors import DecodeError
+from idemgate.presence.report import Process, decode_report
+
+__all__ = ["EXPIRES", "INTERVAL", "beat", "leave", "list_ids", "read_processes", "read_reports"]
+
+INTERVAL = 10.0
+"""Seconds between two reports of a process."""
+EXPIRES = 30.0
+"""Seconds after which the report of a process that was killed is gone."""
+FORGOTTEN_MS = 300_000
+"""Ms until the index drops a process that reports no more. Longer than `EXPIRES`, because a server out of memory takes
+no new report, and keeps the former one."""
+MAX_PROCESSES = 10_000
+"""The most processes that a reader gets: those whose reports are the newest."""
+
+
+def beat(namespace: str, clock: Clock | None, process: str, report: bytes) -> Call[bool]:
+    """Build the call that stores a report. Its answer is False if the server has no memory for it."""
+    args = (stamp(clock), process, report, round(EXPIRES * 1000), FORGOTTEN_MS)
+    return call("presence/beat", keys.presence(namespace, process), args, lambda reply: reply[2] == 1)
+
+
+def leave(namespace: str, clock: Clock | None, process: str) -> Call[None]:
+    """Build the call that removes a process."""
+    return call("presence/leave", keys.presence(namespace, process), (stamp(clock), process), lambda _: None)
+
+
+def list_ids(namespace: str, clock: Clock | None) -> Call[dict[str, datetime]]:
+    """Build the call that returns the ids of processes, each with the time of its last report by the server's clock.
+
+    Some may have ended: they have no report any more.
+    """
+
+    def read(reply: list[Any]) -> dict[str, datetime]:
+        ids, times = map(text, reply[2::2]), (float(time) / 1000 for time in reply[3::2])
+        return {one: datetime.fromtimestamp(time, UTC) for one, time in zip(ids, times, strict=True)}
+
+    return call("presence/list", keys.presence(namespace), (stamp(clock), MAX_PROCESSES), read)
+
+
+def read_reports(namespace: str, clock: Clock | None, ids: list[str]) -> Call[list[bytes | None]]:
+    """Build the call that returns the reports of at most 100 processes; None for each that has none."""
+
+    def read(reply: list[Any]) -> list[bytes | None]:
+        return [report if report is None else bytes(report) for report in reply[2 : 2 + len(ids)]]
+
+    _, *reports = keys.presence(namespace, *ids)
+    return call("presence/read", tuple(reports), (stamp(clock),), read)
+
+
+def read_processes(namespace: str, clock: Clock | None) -> Plan[tuple[list[Process], int]]:
+    """Return the processes that report, the last report first, and how many reports cannot be decoded."""
+    seen = yield from run_call(list_ids(namespace, clock))
+    ids = [one for one in seen if keys.is_process_id(one)]
+    parts = [ids[start : start + MAX_ENTRIES] for start in range(0, len(ids), MAX_ENTRIES)]
+    answers = yield from run_calls(read_reports(namespace, clock, part) for part in parts)
+    found, damaged = list[Process](), len(seen) - len(ids)
+    for part, reports in zip(parts, answers, strict=True):
+        for one, report in zip(part, reports, strict=True):
+            if report is not None:
+                try:
+                    found.append(decode_report(one, seen[one], report))
+                except DecodeError:
+                    damaged += 1
+    return found, damaged

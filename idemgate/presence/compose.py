@@ -1,0 +1,170 @@
+"""What a process reports: it is collected at the time of a report, so that calls and deliveries cost nothing more."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from idemgate.core.clock import monotonic
+from idemgate.core.version import VERSION
+from idemgate.guard.heartbeat import Heartbeat
+from idemgate.presence.location import find_location
+from idemgate.presence.report import LISTED, pack_report
+from idemgate.store.activity import Failure
+from idemgate.store.context import Context, Running
+
+__all__ = ["Composer", "Redact"]
+
+Redact = Callable[[str, str], str]
+"""Returns what a report may hold of a text. It gets "key" or "error", and the text."""
+LONGEST_NAME = 64
+LONGEST_TEXT = 160
+_MINUTE, _TEN_MINUTES = 6, 60
+"""In reports, of which one is sent every ten seconds."""
+
+
+class Composer:
+    """Composes the reports of one gate in this process."""
+
+    def __init__(self, context: Context, redact: Redact | None) -> None:
+        self._context = context
+        self._redact = redact
+        self._started = monotonic()
+        self._counters = Past()
+        self._histograms = Past()
+
+    def compose(self) -> bytes:
+        """Return the report, packed."""
+        activity, runners, now = self._context.activity, self._context.runners.now(), monotonic()
+        places = [runner.places() for runner in runners]
+        facts = {
+            "host": _cut(socket.gethostname(), LONGEST_NAME), "pid": os.getpid(), "version": VERSION,
+            "program": _cut(_program(), LONGEST_NAME),
+            "role": "+".join(sorted({runner.role for runner in runners}, reverse=True)) or "client",
+            "up": _ms(now - self._started), "places": [sum(one) for one in zip(*places, strict=True)] or [0, 0],
+        }  # fmt: skip
+        (running, unlisted), (times, calls) = self._list_running(now), self._list_times()
+        lists: dict[str, list[Any]] = {
+            "running": running,
+            "failures": [self._pack_failure(one, now) for one in reversed(activity.failures.copy())],
+            "topics": [_cut(name, LONGEST_NAME) for runner in runners for name in runner.topics()],
+            "times": times,
+            "scopes": [_cut(name, LONGEST_NAME) for name in tuple(self._context.scopes)],
+            "refused": [self._pack_failure(one, now) for one in reversed(activity.refused.copy())],
+        }
+        return pack_report({**facts, "calls": calls}, self._list_counters(), lists, {"running": unlisted})
+
+    # -- numbers ------------------------------------------------------------------------------------------------------
+
+    def _list_counters(self) -> list[list[Any]]:
+        """Return each counter with its increase, the counters that increased lately first."""
+        counts = self._context.counters.snapshot()
+        minute, ten_minutes = self._counters.differences(counts)
+        found = [[name, n, minute.get(name, 0), ten_minutes.get(name, 0)] for name, n in counts.items()]
+        return sorted(found, key=lambda one: one[3] == 0)
+
+    def _list_times(self) -> tuple[list[list[Any]], list[int]]:
+        """Return the durations of the last ten minutes: by topic, the topic with the most first, and those of calls."""
+        activity = self._context.activity
+        counts = {("calls", ""): activity.calls.counts, **{
+            (kind, topic): getattr(times, kind).counts
+            for topic, times in activity.topics.copy().items() for kind in ("lateness", "handling")
+        }}  # fmt: skip
+        flat = {(*name, bucket): n for name, buckets in counts.items() for bucket, n in enumerate(buckets) if n}
+        _, recent = self._histograms.differences(flat)
+
+        def buckets(kind: str, topic: str) -> list[int]:
+            numbers = [recent.get((kind, topic, bucket), 0) for bucket in range(len(activity.calls.counts))]
+            while numbers and not numbers[-1]:
+                numbers.pop()
+            return numbers
+
+        times = [
+            [_cut(topic, LONGEST_NAME), buckets("lateness", topic), buckets("handling", topic)]
+            for topic in activity.topics.copy()
+        ]
+        times = [one for one in times if one[1] or one[2]]
+        return sorted(times, key=lambda one: -sum(one[2])), buckets("calls", "")
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def _list_running(self, now: float) -> tuple[list[list[Any]], int]:
+        """Return what runs, the oldest first, each with the line of code where it is; and how many are not listed."""
+        running = sorted(self._running(), key=lambda one: one.since)
+        threads = sys._current_frames() if running else {}
+        listed = [
+            [
+                _cut(one.of, LONGEST_NAME), self._show("key", one.key), _ms(now - one.since),
+                _cut_front(find_location(one.runs_in, threads), LONGEST_TEXT),
+            ]
+            for one in running[:LISTED]
+        ]  # fmt: skip
+        return listed, len(running) - len(listed)
+
+    def _running(self) -> Iterator[Running]:
+        for runner in self._context.runners.now():
+            yield from runner.running()
+        for renewal in self._context.heartbeat.living():
+            if isinstance(renewal, Heartbeat) and (found := renewal.describe()) is not None:
+                yield found
+
+    def _pack_failure(self, failure: Failure, now: float) -> list[Any]:
+        after = None if failure.retry_after is None else _ms(failure.retry_after)
+        shown = self._show("key", failure.key), failure.attempt, self._show("error", failure.error)
+        return [_cut(failure.of, LONGEST_NAME), *shown, _ms(now - failure.at), after]
+
+    def _show(self, kind: str, text: str) -> str:
+        """Return what a report may hold of a text. If the user's function fails, nothing of it is stored."""
+        if self._redact is not None:
+            try:
+                text = str.__str__(self._redact(kind, text))
+            except Exception:  # noqa: BLE001 - a function of the user may raise anything
+                self._context.counters.add("presence.redact_failed")
+                text = "<redact failed>"
+        return _cut(text, LONGEST_TEXT)
+
+
+class Past:
+    """The former values of numbers that only grow, to tell how much they grew in a minute and in ten minutes."""
+
+    def __init__(self) -> None:
+        self._recent: deque[dict[Any, int]] = deque(maxlen=_MINUTE)  # one for each report
+        self._older: deque[dict[Any, int]] = deque(maxlen=_TEN_MINUTES // _MINUTE)  # one for each minute
+        self._reports = 0
+
+    def differences(self, numbers: dict[Any, int]) -> tuple[Mapping[Any, int], Mapping[Any, int]]:
+        """Return how much each number grew in the last minute and in the last ten. Remember them for later calls."""
+        found = tuple(
+            {name: n - before.get(name, 0) for name, n in numbers.items()}
+            for before in (past[0] if past.maxlen == len(past) else {} for past in (self._recent, self._older))
+        )
+        if self._reports % _MINUTE == 0:
+            self._older.append(numbers)
+        self._recent.append(numbers)
+        self._reports += 1
+        return found[0], found[1]
+
+
+def _program() -> str:
+    """Return the name of the program: of its file, or of the package that `python -m` runs."""
+    path = Path(sys.argv[0] if sys.argv else "")
+    return path.parent.name if path.name == "__main__.py" else path.name
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))
+
+
+def _cut(text: str, most: int) -> str:
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _cut_front(text: str, most: int) -> str:
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= most else "..." + text[3 - most :]
