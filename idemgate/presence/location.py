@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 __all__ = ["find_location"]
 
@@ -28,19 +27,16 @@ def find_location(runs_in: object, threads: Mapping[int, FrameType]) -> str:
         runs_in: A task, or the id of a thread.
         threads: The result of `sys._current_frames`.
     """
-    if isinstance(runs_in, asyncio.Task):
-        frames = _frames_of_task(cast("asyncio.Task[Any]", runs_in), threads)
-    else:
-        frames = list(_chain(runs_in, threads))
+    frames = list(_chain(runs_in, threads)) if isinstance(runs_in, int) else _frames_of_task(runs_in, threads)
     if not frames:
         return ""
     frame = min(frames, key=lambda frame: _rank(frame.f_code.co_filename))  # the first of those with this rank
     return f"{_short_name(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"
 
 
-def _chain(thread: object, threads: Mapping[int, FrameType]) -> Iterator[FrameType]:
+def _chain(thread: int, threads: Mapping[int, FrameType]) -> Iterator[FrameType]:
     """Yield the frames of a thread, the innermost first."""
-    frame = threads.get(thread) if isinstance(thread, int) else None
+    frame = threads.get(thread)
     for _ in range(MAX_FRAMES):
         if frame is None:
             return
@@ -48,9 +44,9 @@ def _chain(thread: object, threads: Mapping[int, FrameType]) -> Iterator[FrameTy
         frame = frame.f_back
 
 
-def _frames_of_task(task: asyncio.Task[Any], threads: Mapping[int, FrameType]) -> list[FrameType]:
+def _frames_of_task(task: object, threads: Mapping[int, FrameType]) -> list[FrameType]:
     """Return the frames of a task, the innermost first."""
-    frames, coroutine = list[FrameType](), task.get_coro()
+    frames, coroutine = list[FrameType](), getattr(task, "get_coro", lambda: None)()
     while coroutine is not None and len(frames) < MAX_FRAMES:
         frame, coroutine = _step(coroutine)
         if frame is None:
