@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import msgpack
@@ -17,6 +18,7 @@ from idemgate.core.codec import Codec
 from idemgate.core.durations import LONGEST_MS
 from idemgate.errors import DecodeError
 from idemgate.guard.record import decode_record
+from idemgate.presence.report import decode_report
 
 __all__ = [
     "MAX_SLOTS",
@@ -26,8 +28,10 @@ __all__ = [
     "check_members",
     "check_page",
     "check_persistent",
+    "check_processes",
     "check_record",
     "check_registered",
+    "check_report",
     "check_reshard_mark",
     "check_results",
     "check_scopes",
@@ -204,6 +208,23 @@ def check_acts(key: bytes, entries: Iterable[bytes]) -> Iterator[Finding]:
         except DecodeError as error:
             mend = f"LREM {quote_argument(key)} 0 {quote_argument(entry)}"
             yield Finding("undecodable", text(key), f"an act cannot be decoded: {error.why}", mend)
+
+
+def check_processes(key: bytes, ids: Iterable[bytes]) -> Iterator[Finding]:
+    """Check the index of the processes that report (`presence/scripts/beat.lua`)."""
+    for one in ids:
+        if not keys.is_process_id(text(one)):
+            what = f"the index names {quote_name(one)}, which is no process"
+            yield Finding("undecodable", text(key), what, f"ZREM {quote_argument(key)} {quote_argument(one)}")
+
+
+def check_report(key: bytes, report: bytes | None) -> Iterator[Finding]:
+    """Check that the report of a process can be read (`idemgate worker ls`). None: it has expired."""
+    if report is not None:
+        try:
+            decode_report("", datetime.now(UTC), report)
+        except DecodeError as error:
+            yield Finding("undecodable", text(key), f"{error.why}", f"DEL {quote_argument(key)}")
 
 
 def check_persistent(key: bytes, left_ms: int) -> Iterator[Finding]:

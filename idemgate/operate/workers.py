@@ -37,6 +37,7 @@ def list_workers(gate: Gate, given: Given) -> Facts:
         if of in (None, row["of"]) and key in (None, row["key"])
     ]  # fmt: skip
     return {
+        "state": "" if processes else "no process reports here",
         "processes": [_row(one) for one in processes],
         "running": sorted(running, key=lambda row: row["since"]),
         "failures": sorted(failures, key=lambda row: row["at"], reverse=True)[:_FAILURES],

@@ -17,17 +17,14 @@ INTERVAL = 10.0
 """Seconds between two reports of a process."""
 EXPIRES = 30.0
 """Seconds after which the report of a process that was killed is gone."""
-FORGOTTEN_MS = 300_000
-"""Ms until the index drops a process that reports no more. Longer than `EXPIRES`, because a server out of memory takes
-no new report, and keeps the former one."""
 MAX_PROCESSES = 10_000
 """The most processes that a reader gets: those whose reports are the newest."""
 
 
-def beat(namespace: str, clock: Clock | None, process: str, report: bytes) -> Call[bool]:
-    """Build the call that stores a report. Its answer is False if the server has no memory for it."""
-    args = (stamp(clock), process, report, round(EXPIRES * 1000), FORGOTTEN_MS)
-    return call("presence/beat", keys.presence(namespace, process), args, lambda reply: reply[2] == 1)
+def beat(namespace: str, clock: Clock | None, process: str, report: bytes) -> Call[None]:
+    """Build the call that stores a report."""
+    args = (stamp(clock), process, report, round(EXPIRES * 1000))
+    return call("presence/beat", keys.presence(namespace, process), args, lambda _: None)
 
 
 def leave(namespace: str, clock: Clock | None, process: str) -> Call[None]:

@@ -26,7 +26,6 @@ from idemgate.errors import InvalidArgument, StoreUnavailable
 from idemgate.presence.calls import EXPIRES, INTERVAL, beat, leave
 from idemgate.presence.compose import Composer, Redact
 from idemgate.store.context import Context
-from idemgate.store.retry import is_refused
 
 if TYPE_CHECKING:
     from idemgate.store.sync import SyncLink
@@ -117,6 +116,8 @@ class Presence:
         self._stored_until = started + EXPIRES
 
     def _report_error(self, error: Exception) -> None:
+        from idemgate.store.retry import is_refused  # late: it imports redis-py
+
         if is_refused(error):
             self._refused, self.due = True, NEVER
             beats.discard(self)

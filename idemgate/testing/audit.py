@@ -16,8 +16,10 @@ from idemgate.audit.keys import (
     check_members,
     check_page,
     check_persistent,
+    check_processes,
     check_record,
     check_registered,
+    check_report,
     check_reshard_mark,
     check_results,
     check_scopes,
@@ -57,6 +59,14 @@ if TYPE_CHECKING:
 __all__ = ["audit"]
 
 BATCH = 100
+_PAGES = {"dedup": check_page, "results": check_results}
+_WHOLE: dict[str, tuple[Any, ...]] = {
+    "scopes": (check_scopes, "HGETALL"),
+    "acts": (check_acts, "LRANGE", 0, -1),
+    "presence": (check_processes, "ZRANGE", 0, -1),
+    "report": (check_report, "GET"),
+}
+"""The keys that one command reads: their check, and the command with the arguments behind the key."""
 """Records to read at once. Each may contain a result of 256 KiB."""
 CODEC = Codec(max_bytes=2**31)
 """A codec without a practical size limit, since gates choose their own limits."""
@@ -233,17 +243,14 @@ class _Audit:
         for owner in {owner._replace(part="") for owner in found.values() if owner.part.startswith("out:")}:
             yield from self._consumed_list(server, owner)
         for key, owner in found.items():
-            if owner.kind == "dedup":
-                yield from self._page(server, key, check_page)
-            elif owner.kind == "results":
-                yield from self._page(server, key, check_results)
-            elif owner.kind == "scopes":
-                yield from self._whole(server, key, check_scopes, "HGETALL", key)
-            elif owner.kind == "acts":
-                yield from self._whole(server, key, check_acts, "LRANGE", key, 0, -1)
+            if owner.kind in _PAGES:
+                yield from self._page(server, key, _PAGES[owner.kind])
+            elif owner.kind in _WHOLE:
+                check, command, *arguments = _WHOLE[owner.kind]
+                yield from self._whole(server, key, check, command, key, *arguments)
             if owner.kind in ("topics", "scopes", "acts", "out"):
                 yield from check_persistent(key, server.command("PTTL", key))
-            elif owner.kind == "durability":
+            elif owner.kind in ("durability", "presence", "report"):
                 yield from check_expiring(key, server.command("PTTL", key))
 
     def _consumed_list(self, server: Server, owner: Owner) -> Iterator[Finding]:

@@ -97,6 +97,7 @@ READS = {
     "topic versions jobs waits": {"version": 7},
     "dead ls jobs --reason ValueError --limit 9": 2,
     "act ls": 0,
+    "worker ls": {"running": []},
 }
 """Commands that only read, and a part of the JSON: facts, or the number of rows."""
 HELD = ("held", "ls")
@@ -118,7 +119,7 @@ def acts(gate: Gate) -> list[dict[str, Any]]:
 def test_these_cases_are_all_verbs() -> None:
     changing = {one.words[:2] for one in CHANGES}
     assert changing == {(verb.noun, verb.name) for verb in VERBS if verb.changes}
-    reading = {tuple(words.split()[:2]) for words in READS} | {HELD, ("dead", "export")}
+    reading = {tuple(words.split()[:2]) for words in READS} | {HELD, ("dead", "export"), ("worker", "show")}
     assert reading == {(verb.noun, verb.name) for verb in VERBS if not verb.changes}
 
 

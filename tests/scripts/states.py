@@ -26,6 +26,7 @@ from idemgate.membership import heartbeats as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.operate.acts import acts_call, record_call
 from idemgate.operate.keys import scopes_call
+from idemgate.presence import calls as presence
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls, TakenEntry
 from idemgate.testing import Clock
@@ -674,15 +675,22 @@ def ask_crew(rig: Rig) -> dict[str, Call[Any]]:
 
 
 def ask_operators(rig: Rig) -> dict[str, Call[Any]]:
-    """A list with an act, and a scope; what can be asked of them."""
+    """A list with an act, a scope, and the report of a process; what can be asked of them."""
     gate = rig.gate
     rig.ask(record_call(gate, "ann@host", "topic pause t", "too many errors"))
     rig.ask(register_retention(gate.context, "s", 60_000))
-    rig.keep([keys.acts(gate.namespace), keys.scopes(gate.namespace)])
+    here, there = "0" * 32, "1" * 32
+    rig.ask(presence.beat(gate.namespace, rig.clock, here, b"report"))
+    rig.keep([keys.acts(gate.namespace), keys.scopes(gate.namespace), *keys.presence(gate.namespace, here, there)])
     return {
         "record": record_call(gate, "bob@host", "topic resume t", ""),
         "acts": acts_call(gate, 5),
         "scopes": scopes_call(gate),
+        "beat": presence.beat(gate.namespace, rig.clock, here, b"later"),
+        "beat of another": presence.beat(gate.namespace, rig.clock, there, b"other"),
+        "leave": presence.leave(gate.namespace, rig.clock, here),
+        "processes": presence.list_ids(gate.namespace, rig.clock),
+        "reports": presence.read_reports(gate.namespace, rig.clock, [here, there]),
     }
 
 

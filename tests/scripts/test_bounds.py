@@ -21,6 +21,7 @@ LIMIT = re.compile(r'"LIMIT"|"?0"?, "?0"?[,)]|most - 1|- 1\)|- 1, |0, 499|middle
 BOUNDED_ELSEWHERE = {
     ("guard/scopes", "HKEYS", "KEYS[1]"): "the most scopes that a namespace stores",
     ("operate/record", "LRANGE", "key"): "16 acts",
+    ("presence/beat", "ZREMRANGEBYSCORE", "index"): "processes that were killed within the last minutes",
     ("topics/reshard/unload", "HGETALL", "K.meta"): "counters of a slot",
     ("topics/reshard/unload", "HKEYS", "hash"): "messages that stand nowhere, of which there should be none",
     ("membership/lib/members", "HGETALL", "K.held"): "slots of the topics that a group of workers serves",

@@ -17,6 +17,7 @@ from idemgate.guard.claim_calls import Claims, Record, register_retention
 from idemgate.membership import heartbeats as members
 from idemgate.operate.acts import acts_call, record_call
 from idemgate.operate.keys import scopes_call
+from idemgate.presence import calls as presence
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls, TakenEntry
 from idemgate.subscribers.stream_group import Group, PendingEntry
@@ -322,6 +323,10 @@ def _calls() -> list[Call[Any]]:
         record_call(gate, "who", "what", "why"),
         acts_call(gate, 5),
         scopes_call(gate),
+        presence.beat("ns", None, "0" * 32, b"report"),
+        presence.list_ids("ns", None),
+        presence.read_reports("ns", None, ["0" * 32]),
+        presence.leave("ns", None, "0" * 32),
         open_topic("ns", None, "t", policy),
         stored_policy("ns", None, "t"),
         registry.list_entries("ns", None),

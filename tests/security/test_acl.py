@@ -23,6 +23,7 @@ from idemgate.lua import commands, names
 from idemgate.membership import heartbeats as members
 from idemgate.operate.acts import acts_call, record_call
 from idemgate.operate.keys import scopes_call
+from idemgate.presence import calls as presence
 from idemgate.subscribers.expiry.rules import look
 from idemgate.subscribers.list_entries import ListCalls
 from idemgate.subscribers.stream_group import Group, PendingEntry
@@ -340,6 +341,10 @@ class Scene:
             record_call(gate, "who", "what", "why"),
             acts_call(gate, 5),
             scopes_call(gate),
+            presence.beat(gate.namespace, gate.context.clock, "0" * 32, b"report"),
+            presence.list_ids(gate.namespace, gate.context.clock),
+            presence.read_reports(gate.namespace, gate.context.clock, ["0" * 32]),
+            presence.leave(gate.namespace, gate.context.clock, "0" * 32),
             open_topic(gate.namespace, gate.context.clock, "new", calls.policy),
             stored_policy(gate.namespace, gate.context.clock, "t"),
             calls.trigger(Trigger("new", 1)),

@@ -98,6 +98,10 @@ def test_the_layout_is_what_it_was() -> None:
     assert keys.owner_of("shop", keys.scopes("shop")) == keys.Owner("scopes")
     assert keys.acts("shop") == b"ig2:{shop:acts}"
     assert keys.owner_of("shop", keys.acts("shop")) == keys.Owner("acts")
+    assert keys.presence("shop", "0" * 32) == (b"ig2:{shop:presence}", b"ig2:{shop:presence}:" + b"0" * 32)
+    index, report = keys.presence("shop", "0" * 32)
+    assert keys.owner_of("shop", index) == keys.Owner("presence")
+    assert keys.owner_of("shop", report) == keys.Owner("report", "0" * 32)
     assert keys.slot("shop", "images", 3, 16)[0] == b"ig2:{shop:topic:images:3/16}:scheduled"
     assert len(keys.slot("shop", "images", 3, 16)) == 15
     assert keys.outbox("shop", "images", 3, 16) == b"ig2:{shop:topic:images:3/16}:out"

@@ -1,30 +1,21 @@
---- Store what a process reports of itself, and drop processes from the index whose last report is old.
+--- Store what a process reports of itself, and drop the processes from the index whose reports have expired.
 --- KEYS[1] presence
 --- KEYS[2] presence:<id>
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] id of the process, 32 hex digits
 --- ARGV[3] the report, packed by the client
 --- ARGV[4] ms until the report expires
---- ARGV[5] ms until the index drops a process that reports no more
---- Returns {"ok", now ms, 1} {"ok", now ms, 0 = out of memory: the former report stays longer} {"foreign", now ms, problem}
+--- Returns {"ok", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/raise_refusal"
-local index, key = KEYS[1], KEYS[2]
-local now_ms = math.floor(now(ARGV[1]) / 1000)
-local dropped = redis.pcall("ZREMRANGEBYSCORE", index, "-inf", now_ms - tonumber(ARGV[5]))
+local index, now_ms = KEYS[1], math.floor(now(ARGV[1]) / 1000)
+-- First, because no server out of memory refuses it, or what a script writes after it. Operators look for processes then.
+local dropped = redis.pcall("ZREMRANGEBYSCORE", index, "-inf", now_ms - tonumber(ARGV[4]))
 if type(dropped) == "table" then
   raise_refusal(dropped.err)
   return { "foreign", now_ms, "holds another type than a sorted set" }
 end
-local stored = redis.pcall("SET", key, ARGV[3], "PX", ARGV[4])
-if stored.err then
-  if not string.find(stored.err, "OOM", 1, true) then
-    error(stored)
-  end
-  -- No memory is the incident in which operators look for processes: the former report must not expire.
-  redis.call("PEXPIRE", key, ARGV[4])
-  return { "ok", now_ms, 0 }
-end
+redis.call("SET", KEYS[2], ARGV[3], "PX", ARGV[4])
 redis.call("ZADD", index, now_ms, ARGV[2])
-redis.call("PEXPIRE", index, ARGV[5])
-return { "ok", now_ms, 1 }
+redis.call("PEXPIRE", index, ARGV[4])
+return { "ok", now_ms }
