@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -85,7 +84,7 @@ async def test_a_task_that_blocks_its_loop_is_at_its_line() -> None:
         looker.start()
         blocked.set()
         while looker.is_alive():
-            time.sleep(0.001)
+            looker.join(0.001)
 
     def look(task: object, found: list[str], blocked: threading.Event) -> None:
         blocked.wait(10)

@@ -117,9 +117,9 @@ def test_a_forked_child_reports_for_itself_with_its_first_call(gate: Gate, seen:
             os.write(write, b" ".join(b"%d" % one.pid for one in found))
         os._exit(0)
     os.close(write)
-    with open(read, "rb") as pipe:
-        pids = {*map(int, pipe.read().split())}
     os.waitpid(child, 0)
+    pids = {*map(int, os.read(read, 100).split())}
+    os.close(read)
     assert pids == {os.getpid(), child}
     assert [one.pid for one in seen()] == [os.getpid()]  # the end of the child's gate removes the child only
 
@@ -234,7 +234,8 @@ async def test_a_guarded_call_is_reported_while_it_runs(gate: Gate, seen: Seen, 
     await asyncio.to_thread(report, gate)
     [ended] = seen()
     assert ended.running == ()
-    assert [(one.of, one.key, one.attempt, one.error) for one in ended.failures] == [("charge", "k", 1, "ValueError: k")]
+    [failure] = ended.failures
+    assert (failure.of, failure.key, failure.attempt, failure.error) == ("charge", "k", 1, "ValueError: k")
 
 
 def test_a_refused_trigger_is_reported(gate: Gate, seen: Seen) -> None:
@@ -256,7 +257,9 @@ def hide(kind: str, text: str) -> str:
 
 
 @pytest.mark.parametrize("key", ["k", "fails"])
-def test_redact_decides_what_is_stored_of_keys_and_errors(url: str, namespace: str, raw: Any, seen: Seen, key: str) -> None:
+def test_redact_decides_what_is_stored_of_keys_and_errors(
+    url: str, namespace: str, raw: Any, seen: Seen, key: str
+) -> None:
     with Gate(url, namespace=namespace, redact=hide) as gate:
 
         @gate.once(key="{key}", scope="charge")
@@ -308,9 +311,7 @@ def test_a_store_that_is_away_is_counted_and_tried_again(url: str, namespace: st
         assert presence_of(gate).due < presence.NEVER
 
 
-def test_an_index_of_another_type_is_counted_and_logged(
-    gate: Gate, raw: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_index_of_another_type_is_counted_and_logged(gate: Gate, raw: Any, caplog: pytest.LogCaptureFixture) -> None:
     raw.set(keys.presence(gate.namespace)[0], "x")
     report(gate)
     assert gate.counters["presence.failed"] == 1
