@@ -49,7 +49,7 @@ def read_reports(namespace: str, clock: Clock | None, ids: list[str]) -> Call[li
     """Build the call that returns the reports of at most 100 processes; None for each that has none."""
 
     def read(reply: list[Any]) -> list[bytes | None]:
-        return [report if report is None else bytes(report) for report in reply[2 : 2 + len(ids)]]
+        return [bytes(report) or None for report in reply[2 : 2 + len(ids)]]
 
     _, *reports = keys.presence(namespace, *ids)
     return call("presence/read", tuple(reports), (stamp(clock),), read)

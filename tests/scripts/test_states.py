@@ -287,7 +287,8 @@ def test_a_key_of_another_type_is_named_and_nothing_is_written(scenes: Any, scen
             if key.endswith(b":out") and call.args[-2] == "stream":
                 rig.raw.rpush(key, "x")
             else:
-                rig.raw.set(key, "x") if not scene.startswith("record") else rig.raw.rpush(key, "x")
+                is_string = scene.startswith("record") or b":presence}:" in key
+                rig.raw.rpush(key, "x") if is_string else rig.raw.set(key, "x")
             before = rig.dump()
             reply = rig.ask(call)
             if call.script.name in UNVALIDATED and reply[0] != b"foreign":

@@ -90,6 +90,15 @@ def marks(on: Stage) -> None:
         assert dedup.add("f")
 
 
+def reports(on: Stage) -> None:
+    presence: Any = on.mine.context.observer
+    presence.beat()
+    presence.beat()
+    presence.end()
+    assert not on.mine.counters["presence.failed"]
+    assert asks(on.other, "worker", "ls")["processes"] == []
+
+
 def waits(on: Stage) -> None:
     async def waiting() -> None:
         claim = await on.mine.aio.claim("k")
@@ -443,6 +452,9 @@ def views(on: Stage) -> None:
     asks(on.other, "topic", "pause", topic="t")
     assert [act["what"] for act in asks(on.mine, "act", "ls")] == ["topic pause t"]
     assert len(asks(on.mine, "key", "show", key="f")["records"]) == 1
+    reporting: Any = on.other.context.observer
+    reporting.beat()
+    assert len(asks(on.mine, "worker", "ls")["processes"]) == 1
 
 
 def asks(gate: Gate, noun: str, name: str, **given: Any) -> Any:
@@ -454,7 +466,10 @@ def asks(gate: Gate, noun: str, name: str, **given: Any) -> Any:
 
 
 def operates(on: Stage) -> None:
-    """Guarded keys: held, running, done, forgotten."""
+    """Guarded keys: held, running, done, forgotten. Processes."""
+    reporting: Any = on.other.context.observer
+    reporting.beat()
+    assert len(asks(on.mine, "worker", "ls")["processes"]) == 1
     on.other.claim("held", lease="1s", on_lease_loss="hold")
     calls = claims_of(on.other)
     on.other.context.link.run(calls.claim(calls.key("claim", "held"), new_id(), 1000, 1000, wait=True))
@@ -566,14 +581,14 @@ async def until(on: Stage, happens: Callable[[], Any]) -> None:
         await asyncio.sleep(0.002)
 
 
-GUARD = [guards, marks, waits]
-PRODUCER = [triggers, waits_for_results, changes, begins_anew, edges]
+GUARD = [guards, marks, waits, reports]
+PRODUCER = [triggers, waits_for_results, changes, begins_anew, edges, reports]
 WORKER = [*PRODUCER, works, settles, forwards, belongs, runs]
 SCENES: dict[str, list[Scene]] = {
     "guard": GUARD,
     "producer": PRODUCER,
     "worker": WORKER,
-    "subscriber": [looks, hears, reads, consumes, scans],
+    "subscriber": [looks, hears, reads, consumes, scans, reports],
     "viewer": [views],
     "operator": [operates, operates_on_topics],
     "auditor": [audits, examines_only],

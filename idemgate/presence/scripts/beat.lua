@@ -9,11 +9,16 @@
 --- @include "lib/now"
 --- @include "lib/raise_refusal"
 local index, now_ms = KEYS[1], math.floor(now(ARGV[1]) / 1000)
--- First, because no server out of memory refuses it, or what a script writes after it. Operators look for processes then.
+local former = redis.pcall("STRLEN", KEYS[2])
+if type(former) == "table" then
+  raise_refusal(former.err)
+  return { "foreign", now_ms, KEYS[2] .. " holds another type than a string" }
+end
+-- The first write, because no server out of memory refuses it, or what follows it: operators look for processes then.
 local dropped = redis.pcall("ZREMRANGEBYSCORE", index, "-inf", now_ms - tonumber(ARGV[4]))
 if type(dropped) == "table" then
   raise_refusal(dropped.err)
-  return { "foreign", now_ms, "holds another type than a sorted set" }
+  return { "foreign", now_ms, index .. " holds another type than a sorted set" }
 end
 redis.call("SET", KEYS[2], ARGV[3], "PX", ARGV[4])
 redis.call("ZADD", index, now_ms, ARGV[2])

@@ -7,10 +7,15 @@
 --- @include "lib/now"
 --- @include "lib/raise_refusal"
 local now_ms = math.floor(now(ARGV[1]) / 1000)
+local former = redis.pcall("STRLEN", KEYS[2])
+if type(former) == "table" then
+  raise_refusal(former.err)
+  return { "foreign", now_ms, KEYS[2] .. " holds another type than a string" }
+end
 local gone = redis.pcall("ZREM", KEYS[1], ARGV[2])
 if type(gone) == "table" then
   raise_refusal(gone.err)
-  return { "foreign", now_ms, "holds another type than a sorted set" }
+  return { "foreign", now_ms, KEYS[1] .. " holds another type than a sorted set" }
 end
 redis.call("UNLINK", KEYS[2])
 return { "ok", now_ms }
