@@ -28,6 +28,7 @@ from hypothesis import settings
 from idemgate import Gate
 from idemgate.cli.acl_rules import rule, user_name
 from idemgate.guard.claim import Claim
+from idemgate.presence import presence
 from idemgate.store import retry
 from idemgate.store.embedded.server import ENVIRONMENT, Binary, _candidates, _inspect_binary, find_server, start
 from idemgate.store.sync import Waiter
@@ -60,6 +61,15 @@ def pytest_collection_finish() -> None:
     """Exempt the collected tests from garbage collection. Each collection would visit 450,000 objects, in 0.4 s."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates of this process report after an hour: tests compare all keys of the server, and count commands.
+
+    `tests/presence` sends reports, and so do the processes that tests start.
+    """
+    monkeypatch.setattr(presence, "FIRST_AFTER", 3600.0)
 
 
 @pytest.fixture(scope="session")

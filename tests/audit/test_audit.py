@@ -23,6 +23,8 @@ from idemgate.core import keys
 from idemgate.errors import LeaseLost
 from idemgate.membership import heartbeats as members
 from idemgate.operate.acts import record_call
+from idemgate.presence import calls as presence
+from idemgate.presence.compose import Composer
 from idemgate.store.nodes import servers
 from idemgate.store.sync import SyncLink
 from idemgate.testing import Clock, audit
@@ -208,6 +210,21 @@ def _act(hand: Hand) -> None:
     assert audit(hand.gate).sound
 
 
+def _report(hand: Hand) -> None:
+    context = hand.gate.context
+    report = Composer(context, None).compose()
+    context.link.run(presence.beat(hand.gate.namespace, None, "0" * 32, report))
+    assert audit(hand.gate).sound
+
+
+def _index(hand: Hand) -> bytes:
+    return keys.presence(hand.gate.namespace)[0]
+
+
+def _stored(hand: Hand) -> bytes:
+    return keys.presence(hand.gate.namespace, "0" * 32)[1]
+
+
 def _page(hand: Hand, kind: str) -> bytes:
     """Return the page of a dedup set with one id, or with one value."""
     dedup = hand.gate.dedup("s", "1h")
@@ -274,6 +291,11 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     ),
     "the acts end": ("expires", "acts}", lambda h: (_act(h), h.raw.expire(h.name("acts}"), 9))),
     "the acts are of another type": ("wrong-type", "acts}", lambda h: h.raw.set(h.name("acts}"), "x")),
+    "a process that is none": ("undecodable", "presence}", lambda h: (_report(h), h.raw.zadd(_index(h), {"me": 1}))),
+    "the index of processes never ends": ("no-expiry", "presence}", lambda h: (_report(h), h.raw.persist(_index(h)))),
+    "the index of processes is of another type": ("wrong-type", "presence}", lambda h: h.raw.set(_index(h), "x", ex=9)),
+    "a report that cannot be read": ("undecodable", "0" * 32, lambda h: (_report(h), h.raw.set(_stored(h), "x", ex=9))),
+    "a report that never ends": ("no-expiry", "0" * 32, lambda h: (_report(h), h.raw.persist(_stored(h)))),
     "a page of ids that never ends": ("no-expiry", ":1", lambda h: h.raw.persist(_page(h, "ids"))),
     "a page of values that never ends": ("no-expiry", ":values1", lambda h: h.raw.persist(_page(h, "values"))),
     "a page of ids without a head": ("undecodable", ":1", lambda h: h.raw.hdel(_page(h, "ids"), "")),

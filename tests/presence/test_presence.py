@@ -56,7 +56,10 @@ def program(url: str, namespace: str) -> Iterator[Callable[[str], subprocess.Pop
 # -- who reports ------------------------------------------------------------------------------------------------------
 
 
-def test_a_gate_reports_a_second_after_its_first_call_and_leaves_at_its_end(gate: Gate, seen: Seen) -> None:
+def test_a_gate_reports_soon_after_its_first_call_and_leaves_at_its_end(
+    gate: Gate, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "FIRST_AFTER", 1.0)
     gate.topic("jobs").trigger("k", 1)
     wait_until(lambda: seen() != [], 20)
     [found] = seen()
