@@ -172,7 +172,7 @@ class _Beats:
             self._beat_due()
 
     def _beat_due(self) -> None:
-        """Call each gate that is due. A function of its own: while the thread waits, no variable refers to a gate."""
+        """Call each gate that is due. It is a function so that no variable refers to a gate while the thread waits."""
         now = monotonic()
         for gate in self._copy():
             if gate.due <= now:

@@ -6,7 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from idemgate.core.clock import monotonic
-from idemgate.core.histogram import Histogram
+from idemgate.core.histogram import Histogram, Sampled
 
 __all__ = ["Activity", "Failure", "TopicTimes"]
 
@@ -40,20 +40,20 @@ class TopicTimes:
 
 
 class Activity:
-    """What one gate did in this process lately.
+    """The recent failures and durations of one gate in this process.
 
     Attributes:
         failures: The newest failures of handlers and guarded functions.
         refused: The newest triggers that this process refused.
         topics: Durations of the topics that a worker of this process serves.
-        calls: Durations of single calls of the store, retries not included.
+        calls: Samples of the durations of single calls of the store, retries not included.
     """
 
     def __init__(self) -> None:
         self.failures: deque[Failure] = deque(maxlen=KEPT)
         self.refused: deque[Failure] = deque(maxlen=KEPT)
         self.topics: dict[str, TopicTimes] = {}
-        self.calls = Histogram()
+        self.calls = Sampled()
 
     def note_failure(self, of: str, key: str, attempt: int | None, error: str, retry_after: float | None) -> None:
         """Remember that a handler or a guarded function failed. Any thread may call it."""

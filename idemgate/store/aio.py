@@ -13,7 +13,7 @@ import redis.exceptions as rx
 
 from idemgate.core.calls import Batch, Call, Incomplete, PerKeyCall, SlotMoved, run_plan_async
 from idemgate.core.clock import monotonic
-from idemgate.core.histogram import Histogram
+from idemgate.core.histogram import Sampled
 from idemgate.errors import StoreUnavailable
 from idemgate.store.cluster.aio import AsyncCluster
 from idemgate.store.connection_aio import AsyncConnection, SingleServer, raise_if_error
@@ -107,7 +107,9 @@ class PendingCall(Generic[T]):
 
     def on_reply(self, reply: Any) -> None:
         """Handle the reply. The common case costs no task; redirects, retries and partial replies run in one."""
-        self._link._durations.add(monotonic() - self._started)
+        durations = self._link._durations
+        if self._started > durations.due:
+            durations.add(self._started)
         if isinstance(reply, Exception):
             assert self._connection is not None, "an error comes from a connection"
             error = self._state.store.report_error(self._connection, reply)
@@ -178,12 +180,12 @@ class AsyncLink:
         endpoint: Endpoint,
         seconds: float,
         durability: Durability | None = None,
-        durations: Histogram | None = None,
+        durations: Sampled | None = None,
     ) -> None:
-        """Build a link that opens no connection yet. `durations` gets those of single calls at the first try."""
+        """Build a link that opens no connection yet. `durations` samples those of single calls that succeed at once."""
         self.endpoint = endpoint
         self.seconds = seconds
-        self._durations = durations or Histogram()
+        self._durations = durations or Sampled()
         self._durability_check = make_durability_check(durability, endpoint, seconds)
         self._last: _LoopState | None = None
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()

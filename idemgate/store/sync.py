@@ -13,7 +13,7 @@ from idemgate.core.backoff import SOCKET_TIMEOUT, retry_pause
 from idemgate.core.calls import Batch, Call, Incomplete, PerKeyCall, SlotMoved, run_plan
 from idemgate.core.clock import monotonic
 from idemgate.core.forks import lock_reset_at_fork
-from idemgate.core.histogram import Histogram
+from idemgate.core.histogram import Sampled
 from idemgate.store.clients import sync_client, sync_pool
 from idemgate.store.cluster.sync import SyncCluster
 from idemgate.store.connection import ConnectionPool
@@ -47,12 +47,12 @@ class SyncLink:
         endpoint: Endpoint,
         seconds: float,
         durability: Durability | None = None,
-        durations: Histogram | None = None,
+        durations: Sampled | None = None,
     ) -> None:
-        """Build a link that opens no connection yet. `durations` gets those of single calls at the first try."""
+        """Build a link that opens no connection yet. `durations` samples those of single calls that succeed at once."""
         self.endpoint = endpoint
         self.seconds = seconds
-        self._durations = durations or Histogram()
+        self._durations = durations or Sampled()
         self._durability_check = make_durability_check(durability, endpoint, seconds)
         self._pool: ConnectionPool | None = None
         self._cluster = SyncCluster(endpoint, seconds) if endpoint.kind == "cluster" else None
@@ -126,7 +126,8 @@ class SyncLink:
                 reply = pool.execute(call.framed or encode_call(call), started)
             except rx.ResponseError as error:
                 reply = self._load_script(error, call)
-            self._durations.add(monotonic() - started)
+            if started > self._durations.due:
+                self._durations.add(started)
             return call.answer(reply)
         except (SlotMoved, Incomplete):  # `retry_call` sends it again and handles the reply
             budget = self._budget(within, attempt, started)

@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple, cast
 
@@ -29,6 +30,7 @@ from idemgate.gate import Gate
 from idemgate.guard.claim_calls import Claims
 from idemgate.membership import heartbeats as members
 from idemgate.membership.ownership import HeartbeatRequest
+from idemgate.presence.report import decode_report
 from idemgate.store.cluster.topology import Route, Topology
 from idemgate.store.resp import PlainReader
 from idemgate.subscribers.expiry import rules as expiry
@@ -111,6 +113,10 @@ def _message(data: bytes, merge: Merge) -> None:
     message = Message(data, merge, _CODEC)
     made = Delivery[object]("t", 0, b"k", 1, 1, message)
     _all_of(made, message)
+
+
+def _report(data: bytes) -> object:
+    return decode_report("", datetime(2026, 12, 24, tzinfo=UTC), data)
 
 
 def _letter(data: bytes) -> None:
@@ -323,6 +329,7 @@ DECODERS: dict[str, Decoder] = {
         for name, merge in _MERGES.items()
     },
     "letter": Decoder(_letter, _STORED),
+    "report": Decoder(_report, _STORED),
     "forwarded": Decoder(lambda data: _all_of(decode_forwarded("t", data, _MERGES["last"], _CODEC)), _STORED),
     "pause": Decoder(decode_pause, _STORED),
     "policy": Decoder(_policy, _STORED),
