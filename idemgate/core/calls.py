@@ -99,6 +99,10 @@ class Call(Generic[T]):
     """
 
     __slots__ = ("args", "framed", "keys", "read", "redirect", "script")
+    plain: bytes = b""
+    """Plain commands in RESP that may do the work of the script, where a server has them. Empty for most calls."""
+    pair = False
+    """True if `plain` are two commands, so that two replies come. One if False."""
 
     def __init__(
         self,
@@ -134,6 +138,10 @@ class Call(Generic[T]):
             raise self._unexpected_data(problem)
         except DECODE_ERRORS as error:
             raise decode_error(f"a reply of {self.script.name}", error) from error
+
+    def answer_plain(self, reply: Any) -> T | None:  # noqa: ARG002 - for calls with `plain`
+        """Return the caller's answer for the reply to `plain`, or for a pair of replies. None: ask the script."""
+        return None
 
     def _unexpected_data(self, problem: bytes) -> UnexpectedData:
         # A script of many keys starts the text with the key at fault; a script of one key need not.

@@ -760,7 +760,8 @@ def build_end(grant: Grant, ending: Ending) -> Call[bool]:
     request, (kind, data, _, _) = grant.request, ending
     claims, retention = request.claims, request.options.retention
     if kind in COMPLETES:
-        return claims.complete(request.record, request.owner, grant.reply.token, retention, kind, data)
+        reply = grant.reply
+        return claims.complete(request.record, request.owner, reply.token, retention, kind, data, reply.stored)
     return claims.release(request.record, request.owner, retention, kind == UNDO, data)
 
 

@@ -248,7 +248,8 @@ class BaseClaim:
     def _build_completion(self, result: object, retention: Duration | None) -> Call[bool]:
         """Build the call that completes the claim."""
         record, owner, fence, retention_ms, data = self._completion(result, retention)
-        return self._request.claims.complete((record,), owner, fence, retention_ms, VALUE, data)
+        stored = self._reply.stored
+        return self._request.claims.complete((record,), owner, fence, retention_ms, VALUE, data, stored)
 
     def _build_release(self, error: BaseException | None = None) -> Call[bool]:
         """Build the call that releases the claim, after an error of its block if there is one."""

@@ -17,6 +17,7 @@ from idemgate.core.calls import (
     Batch,
     Call,
     PerKeyCall,
+    bulk,
     call,
     constant,
     new_id,
@@ -67,10 +68,11 @@ def register_retention(context: Context, scope: str, retention: int) -> Call[int
 class ClaimReply:
     """The reply to a claim.
 
-    Which fields have a meaning depends on `state`. Times are in ms. `token` is the fencing token.
+    Which fields have a meaning depends on `state`. Times are in ms. `token` is the fencing token. `stored` is the
+    record of a claim that was made by plain commands.
     """
 
-    __slots__ = ("attempt", "checkpoint", "kind", "left_ms", "result", "state", "taken_over", "token")
+    __slots__ = ("attempt", "checkpoint", "kind", "left_ms", "result", "state", "stored", "taken_over", "token")
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class ClaimReply:
         checkpoint: bytes = b"",
         kind: bytes = b"",
         result: bytes = b"",
+        stored: bytes = b"",
     ) -> None:
         self.state: ReplyState = state
         self.token = token
@@ -91,6 +94,7 @@ class ClaimReply:
         self.checkpoint = checkpoint
         self.kind = kind
         self.result = result
+        self.stored = stored
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -283,14 +287,109 @@ def _decode_record(reply: list[Any]) -> Record:
     )
 
 
+class PlainClaim(Call[ClaimReply]):
+    """A claim that may be sent as SET NX GET, and PEXPIRETIME, which gives the time of the claim by the server's clock.
+
+    `stored` is the record that it writes, and `lifetime` the time until that expires, in ms.
+    """
+
+    __slots__ = ("lifetime", "plain", "stored")
+    pair = True
+
+    def __init__(
+        self,
+        script: Script,
+        keys: tuple[bytes, ...],
+        args: Sequence[Arg],
+        plain: bytes,
+        stored: bytes,
+        lifetime: int,
+    ) -> None:
+        self.script = script  # not by `Call.__init__`: every guarded call comes here
+        self.keys = keys
+        self.args = args
+        self.read = _decode_claim
+        self.redirect = None
+        self.framed = b""
+        self.plain = plain
+        self.stored = stored
+        self.lifetime = lifetime
+
+    def answer_plain(self, reply: Any) -> ClaimReply | None:
+        """Return the reply for an absent key, and for one that was done at the first attempt. The script knows all."""
+        old, expires = reply
+        if old is None:
+            if type(expires) is not int or expires < self.lifetime:
+                return None
+            return ClaimReply("started", (expires - self.lifetime) * 1000, 1, 0, 0, b"", b"", b"", self.stored)
+        code = old[:1]
+        if code in _PLAIN_DONE:
+            return ClaimReply("done", int.from_bytes(old[1:8]), 1, 0, 0, b"", _PLAIN_DONE[code], old[10:])
+        if code in _SHORT_DONE:
+            return ClaimReply("done", int.from_bytes(old[1:8]), 1, 0, 0, b"", _SHORT_DONE[code], old[12:])
+        return None
+
+
+class PlainCompletion(Call[bool]):
+    """A completion that may be sent as SET IFEQ: the record must still be that of the claim."""
+
+    __slots__ = ("plain",)
+
+    def __init__(self, script: Script, keys: tuple[bytes, ...], args: Sequence[Arg], plain: bytes) -> None:
+        super().__init__(script, keys, args, _is_completed)
+        self.plain = plain
+
+    def answer_plain(self, reply: Any) -> bool | None:
+        """Return True if it was stored. None: the record is another one."""
+        return True if reply == b"OK" else None
+
+
+_PLAIN_DONE = {b"\xf5": b"v", b"\xf6": b"n", b"\xf7": b"e"}
+_SHORT_DONE = {b"\xf8": b"v", b"\xfa": b"n", b"\xfc": b"e"}
+"""The kinds of the records of done keys without a fingerprint (`guard/scripts/lib`), by their first byte."""
+_MINUTE = 60_000
+_MAX_MINUTES = 0xFFFF
+"""The longest retention in a record of plain commands."""
+
+
+@lru_cache(1024)
+def _plain_claim(lease: int, keep: int, hold: bool) -> tuple[bytes, bytes, int] | None:
+    """Return the start of the record, the template of the commands and the time to live, or None for an odd retention.
+
+    All claims with the same options share them.
+    """
+    if keep % _MINUTE or keep > _MAX_MINUTES * _MINUTE:
+        return None
+    lifetime = TEN_YEARS if hold else lease + keep
+    head = b"\xc0" + bytes((hold,)) + lease.to_bytes(6) + lifetime.to_bytes(6)
+    words = bulk(b"SET") + b"$%d\r\n%b\r\n$30\r\n%b\r\n" + bulk(b"NX") + bulk(b"GET") + bulk(b"PX") + bulk(b"%d" % lifetime)
+    return head, b"*7\r\n" + words + b"*2\r\n" + bulk(b"PEXPIRETIME") + b"$%d\r\n%b\r\n", lifetime
+
+
+@lru_cache(1024)
+def _plain_completion(retention: int, kind: bytes) -> bytes | None:
+    """Return the template of the command, which all completions with the same retention and kind share, or None."""
+    minutes, odd = divmod(retention, _MINUTE)
+    if odd or not 0 < minutes <= _MAX_MINUTES:
+        return None
+    code = next(code for code, its in _PLAIN_DONE.items() if its == kind)
+    done = code + b"%b" + minutes.to_bytes(2).replace(b"%", b"%%") + b"%b"
+    words = bulk(b"SET") + b"$%d\r\n%b\r\n$%d\r\n" + done + b"\r\n" + bulk(b"IFEQ") + b"$30\r\n%b\r\n"
+    return b"*7\r\n" + words + bulk(b"PX") + bulk(b"%d" % retention)
+
+
 class Claims:
-    """Build the calls of the guard in one namespace. Durations are in ms. `owner` identifies the actor."""
+    """Build the calls of the guard in one namespace. Durations are in ms. `owner` identifies the actor.
 
-    __slots__ = ("clock", "namespace")
+    `plain` is False for callers that need what only the scripts reply: the retention that a done key has left.
+    """
 
-    def __init__(self, namespace: str, clock: Clock | None) -> None:
+    __slots__ = ("clock", "namespace", "plain")
+
+    def __init__(self, namespace: str, clock: Clock | None, plain: bool = True) -> None:
         self.namespace = namespace
         self.clock = clock
+        self.plain = plain and clock is None
 
     def key(self, scope: str, key: keys.Key) -> tuple[bytes, ...]:
         """Return the record of a key."""
@@ -310,6 +409,12 @@ class Claims:
         """Build a claim. `wait` is 1 if the caller will wait for another owner, and 2 if it has waited."""
         claim = script("guard/claim")
         stays, terms, request = _claim_terms(claim, lease, keep, max_attempts, hold, wait)
+        if self.plain and not fingerprint and wait < 2 and len(owner) == _OWNER:
+            if (plain := _plain_claim(lease, keep, hold)) is not None:
+                head, commands, lifetime = plain
+                name, stored = record[0], head + owner
+                framed = commands % (len(name), name, stored, len(name), name)
+                return PlainClaim(claim, record, (b"", b"", stays, terms, owner), framed, stored, lifetime)
         if self.clock is not None or fingerprint or len(owner) != _OWNER:
             return Call(claim, record, (stamp(self.clock), fingerprint, stays, terms, owner), _decode_claim)
         name = record[0]
@@ -371,10 +476,21 @@ class Claims:
         return Batch(calls, join)
 
     def complete(
-        self, record: tuple[bytes, ...], owner: bytes, fence: int, retention: int, kind: bytes, result: bytes
+        self,
+        record: tuple[bytes, ...],
+        owner: bytes,
+        fence: int,
+        retention: int,
+        kind: bytes,
+        result: bytes,
+        stored: bytes = b"",
     ) -> Call[bool]:
-        """Build a completion."""
+        """Build a completion. `stored` is that of the reply to the claim."""
         complete = script("guard/complete")
+        if stored and (plain := _plain_completion(retention, kind)) is not None:
+            name, token = record[0], fence.to_bytes(7)
+            framed = plain % (len(name), name, 10 + len(result), token, result, stored)
+            return PlainCompletion(complete, record, (b"", kind, owner, fence, retention, result), framed)
         if self.clock is not None or len(owner) != _OWNER or not _FENCES <= fence < 10 * _FENCES:
             return Call(complete, record, (stamp(self.clock), kind, owner, fence, retention, result), _is_completed)
         name = record[0]

@@ -47,7 +47,7 @@ class GuardContext:
     def claims(self) -> Claims:
         """The builder of the calls. It is built at the first call, since `configure` may still change the namespace."""
         register_scope(self.context, self.options.scope, self.options.retention)
-        return Claims(self.context.namespace, self.context.clock)
+        return Claims(self.context.namespace, self.context.clock, self.cache is None)
 
 
 class CacheEntry:

@@ -83,7 +83,9 @@ class PendingCall(Generic[T]):
     loop.
     """
 
-    __slots__ = ("_call", "_connection", "_late_outcome", "_link", "_started", "_state", "answer", "within")
+    __slots__ = (
+        "_call", "_connection", "_late_outcome", "_link", "_started", "_state", "answer", "first_reply", "within"
+    )  # fmt: skip
 
     def __init__(
         self, link: AsyncLink, state: _LoopState, call: Call[T], within: float, connection: AsyncConnection | None
@@ -96,6 +98,7 @@ class PendingCall(Generic[T]):
         self._connection = connection
         self._started = monotonic()
         self._late_outcome: tuple[T | None, BaseException | None] | None = None
+        self.first_reply: list[Any] | None = None
 
     def outcome(self) -> asyncio.Future[T]:
         """Return a future of the result, for cleanup after `answer` was cancelled."""
@@ -126,6 +129,34 @@ class PendingCall(Generic[T]):
                 self._late_outcome = result, None
             else:
                 self.answer.set_result(result)
+
+    def on_plain_reply(self, reply: Any) -> None:
+        """Handle the reply to plain commands: the second one of a pair. If it does not answer the call, the script does.
+
+        `first_reply` holds the first one of a pair.
+        """
+        if (first := self.first_reply) is not None:
+            reply = first[0] if isinstance(first[0], Exception) else (first[0], reply)
+        if not isinstance(reply, Exception):
+            try:
+                result = self._call.answer_plain(reply)
+            except Exception as error:  # noqa: BLE001 - as in `on_reply`
+                self._set_outcome(None, error)
+                return
+            if result is not None:
+                if self.answer.cancelled():
+                    self._late_outcome = result, None
+                else:
+                    self.answer.set_result(result)
+                return
+        elif not isinstance(reply, rx.ResponseError):
+            self.on_reply(reply)
+            return
+        else:
+            assert self._connection is not None, "an error comes from a connection"
+            self._connection.takes_plain = None
+            self._state.store.report_error(self._connection, reply)
+        self.continue_with(self._link.take_steps(retry_call(self._call, self._budget())))
 
     def _budget(self) -> RetryBudget:
         return RetryBudget(self.within, self._started)
@@ -219,7 +250,16 @@ class AsyncLink:
             or (self._durability_check is not None and self._durability_check.applies_to(call))
         ):
             pending.continue_with(self.take_steps(retry_call(call, RetryBudget(pending.within, attempt=attempt))))
+        elif call.plain and connection.takes_plain:
+            if call.pair:
+                pending.first_reply = first = list[Any]()
+                connection.submit(call.plain, first.append)
+                connection.submit(b"", pending.on_plain_reply)  # the second reply
+            else:
+                connection.submit(call.plain, pending.on_plain_reply)
         else:
+            if call.pair and connection.takes_plain is None:
+                connection.learn_plain(call.keys[0])
             connection.submit(call.framed or encode_call(call), pending.on_reply)
         return pending
 

@@ -23,6 +23,7 @@ from idemgate.core.clock import monotonic
 from idemgate.core.forks import fork_counter
 from idemgate.lua.checked import checks_rights, with_check
 from idemgate.store.clients import find_master
+from idemgate.store.plain import probe_of, takes_plain
 from idemgate.store.resp import new_reader
 from idemgate.store.retry import suggests_failover
 
@@ -61,11 +62,11 @@ class Connection:
         else:
             self._socket.settimeout(seconds)
 
-    def execute(self, request: bytes) -> Any:
-        """Send a request and return its reply.
+    def execute(self, request: bytes, pair: bool = False) -> Any:
+        """Send a request and return its reply. `pair`: it is two commands; return both replies.
 
         Raises:
-            ResponseError: the server returned an error (redis-py's class, as below).
+            ResponseError: the server returned an error (redis-py's class, as below). Of a pair: for the first one.
             ConnectionError: the connection was lost.
             TimeoutError: the timeout of the connection passed.
         """
@@ -81,17 +82,22 @@ class Connection:
             reader.feed(data)
             while (reply := reader.gets()) is False:
                 self._receive()
+            if pair:
+                while (second := reader.gets()) is False:
+                    self._receive()
+                if not isinstance(reply, Exception):
+                    return reply, second
         except rx.InvalidResponse as error:
             raise _protocol_error(error) from error
         if isinstance(reply, Exception):
             raise reply
         return reply
 
-    def execute_within(self, request: bytes, seconds: float) -> Any:
+    def execute_within(self, request: bytes, seconds: float, pair: bool = False) -> Any:
         """Execute a request, but wait for its reply no longer than `seconds`."""
         self._set_timeout(max(0.001, min(seconds, self._seconds)))  # the kernel takes 0 for no timeout
         try:
-            return self.execute(request)
+            return self.execute(request, pair)
         finally:
             self._set_timeout(self._seconds)
 
@@ -147,8 +153,8 @@ class CheckedConnection(Connection):
 
     __slots__ = ()
 
-    def execute(self, request: bytes) -> Any:
-        return super().execute(with_check(request))
+    def execute(self, request: bytes, pair: bool = False) -> Any:
+        return super().execute(with_check(request), pair)
 
     def send_all(self, requests: Sequence[bytes]) -> None:
         super().send_all([with_check(request) for request in requests])
@@ -180,7 +186,8 @@ def _has_input(sock: socket.socket) -> object:
 class ConnectionPool:
     """A pool of at most `CONNECTIONS` blocking connections to one server. Callers wait while all are in use.
 
-    Safe to share between threads. A forked child drops its parent's connections.
+    Safe to share between threads. A forked child drops its parent's connections. `takes_plain` says whether the server
+    has the plain commands of the guard; None: it was not asked yet.
 
     Args:
         pool: the redis-py pool whose settings are used.
@@ -202,14 +209,16 @@ class ConnectionPool:
         self._waiters = 0
         self._closed = False
         self._available = threading.Condition()
+        self.takes_plain: bool | None = None
 
-    def execute(self, request: bytes, now: float = 0.0, seconds: float | None = None) -> Any:
+    def execute(self, request: bytes, now: float = 0.0, seconds: float | None = None, pair: bool = False) -> Any:
         """Send a request over a pooled connection and return its reply.
 
         Args:
             request: the packed request.
             now: the value of `monotonic()`, if the caller has just read it.
             seconds: the longest wait for a connection and the reply; None: `within` of the pool.
+            pair: the request is two commands. Return both replies.
 
         Raises:
             ResponseError: the server returned an error.
@@ -228,9 +237,9 @@ class ConnectionPool:
             connection = self._acquire(seconds)
         try:
             if seconds is None:
-                reply = connection.execute(request)
+                reply = connection.execute(request, pair)
             else:
-                reply = connection.execute_within(request, now + seconds - monotonic())
+                reply = connection.execute_within(request, now + seconds - monotonic(), pair)
         except rx.ResponseError as error:
             self._end_refused(connection, error)
             raise
@@ -242,6 +251,12 @@ class ConnectionPool:
         if self._closed or self._waiters:
             self._notify_release()
         return reply
+
+    def learn_plain(self, key: bytes) -> bool | None:
+        """Ask the server whether it has the plain commands of the guard for this user. None: ask again later."""
+        self.takes_plain = False  # other threads do not ask meanwhile
+        self.takes_plain = takes_plain(self.execute_all(probe_of(key)))
+        return self.takes_plain
 
     def execute_all(self, requests: Sequence[bytes], seconds: float | None = None) -> list[Any]:
         """Send requests together and return their replies. Errors of the server are values among them.
@@ -330,6 +345,7 @@ class ConnectionPool:
             # redis-py's object must not close the socket, which belongs to this module from here on.
             sock, connection._sock = connection._sock, None
             checks = checks_rights(self._pool.connection_kwargs)
+            self.takes_plain = None  # the address may lead to another server now
             return (CheckedConnection if checks else Connection)(sock, self._seconds)
         except BaseException as error:
             self._free_slot()

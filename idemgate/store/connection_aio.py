@@ -22,6 +22,7 @@ from idemgate.core.clock import monotonic
 from idemgate.lua.checked import checks_rights, with_check
 from idemgate.store.clients import async_pool, close_sentinels
 from idemgate.store.endpoint import Endpoint
+from idemgate.store.plain import probe_of, takes_plain
 from idemgate.store.replication import DurabilityCheck
 from idemgate.store.resp import new_reader
 from idemgate.store.retry import explain_redirect, suggests_failover
@@ -49,7 +50,8 @@ class AsyncConnection(asyncio.Protocol):
     """One connection. `send` returns a future, `submit` calls back.
 
     `closed` is True once the connection is unusable, and `retired` once a new one replaces it. `ready` is True while it
-    accepts writes at once.
+    accepts writes at once. `takes_plain` says whether the server has the plain commands of the guard; None: it was not
+    asked yet.
     """
 
     def __init__(self, writer: asyncio.StreamWriter, reply_timeout: float) -> None:
@@ -70,6 +72,7 @@ class AsyncConnection(asyncio.Protocol):
         self.closed = False
         self.retired = False
         self.ready = True
+        self.takes_plain: bool | None = None
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -113,6 +116,20 @@ class AsyncConnection(asyncio.Protocol):
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(request)
+
+    def learn_plain(self, key: bytes) -> None:
+        """Ask the server whether it has the plain commands of the guard for this user."""
+        replies: list[Any] = []
+
+        def learn(reply: Any) -> None:
+            replies.append(reply)
+            if len(replies) == len(probe):
+                self.takes_plain = takes_plain(replies)
+
+        self.takes_plain = False  # other tasks do not ask meanwhile
+        probe = probe_of(key)
+        for request in probe:
+            self.submit(request, learn)
 
     def send_after_tick(self, requests: Sequence[bytes]) -> asyncio.Future[list[Any]]:
         """Send requests once, behind all requests of this tick, and return the future of their replies.

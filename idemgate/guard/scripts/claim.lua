@@ -22,7 +22,7 @@ local span, allowed, hold, wait
 repeat
   i = i + 1
   local key, id, answer = KEYS[i], ARGV[i + 4], nil
-  local state, kind, owner, last, attempts, taken, ends, since, known, data, lease, held, waited, cancelled, failure = unpack_record(redis.pcall("GET", key))
+  local state, kind, owner, last, attempts, taken, ends, since, known, data, lease, held, waited, cancelled, failure = unpack_record(redis.pcall("GET", key), key)
   local running = state == "p"
   if not running and state and ends <= now_ms then -- fault: record-lasts
     state, kind, attempts, taken, data, failure = "absent", "", 0, 0, "", nil

@@ -16,7 +16,7 @@ local kept, span
 repeat
   i = i + 1
   local at, key, answer = 4 * i - 1, KEYS[i], nil
-  local state, had, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited = unpack_record(redis.pcall("GET", key))
+  local state, had, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited = unpack_record(redis.pcall("GET", key), key)
   local granted = fence == tonumber(ARGV[at + 1])
   if not state then
     answer = { "foreign", now_ms, had }

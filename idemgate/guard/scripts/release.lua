@@ -15,7 +15,7 @@ local now_ms, answers, bytes_read, i, wrote = (now_us - now_us % 1000) / 1000, K
 repeat
   i = i + 1
   local at, key, answer = 3 * i, KEYS[i], nil
-  local state, kind, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited = unpack_record(redis.pcall("GET", key))
+  local state, kind, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited = unpack_record(redis.pcall("GET", key), key)
   if not state then
     answer = { "foreign", now_ms, kind }
   elseif state == "p" and owner == ARGV[at] then -- fault: releases

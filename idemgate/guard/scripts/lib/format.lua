@@ -1,7 +1,7 @@
--- Return the fields of a stored record as separate values, which is cheaper than a table. Their order is that of the
--- parameters of pack_record, then the shared failure of a released record, or nil. A missing key (false) returns state
--- "absent". A foreign value returns nil and the problem.
-local function unpack_record(stored)
+-- Return the fields of the record stored in `key` as separate values, which is cheaper than a table. Their order is that
+-- of the parameters of pack_record, then the shared failure of a released record, or nil. A missing key (false) returns
+-- state "absent". A foreign value returns nil and the problem.
+local function unpack_record(stored, key)
   if not stored then
     return "absent", "", "", 0, 0, 0, 0, 0, "", ""
   end
@@ -40,6 +40,9 @@ local function unpack_record(stored)
     if at <= length + 1 then
       return kind == "e" and "f" or "d", kind, owner, fence, 1, 0, since + minutes * 60000, since, print, string.sub(stored, at)
     end
+  elseif code == 192 or code and code >= 245 and code < 248 then
+    --- @include "guard/lib/plain_record"
+    return unpack_plain(code, stored, key)
   end
   return nil, "holds a record of another layout"
 end

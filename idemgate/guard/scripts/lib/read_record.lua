@@ -3,7 +3,7 @@
 -- Return the record of one idempotency key as a table, or nil and the problem.
 local function read_record(key)
   local state, kind, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited, cancelled =
-    unpack_record(redis.pcall("GET", key))
+    unpack_record(redis.pcall("GET", key), key)
   if not state then
     return nil, kind
   end

@@ -1,0 +1,34 @@
+"""Whether a server has the commands by which the guard claims and completes keys without a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import redis.exceptions as rx
+
+from idemgate.store.resp import pack_command
+from idemgate.store.retry import is_transient
+
+__all__ = ["probe_of", "takes_plain"]
+
+_NO_RECORD = b"no record of idemgate"
+"""A value that no record has. Even where it is stored, the probe changes nothing."""
+
+
+def probe_of(key: bytes) -> list[bytes]:
+    """Return the requests that ask a server for its commands and for the rights of the user. They write nothing."""
+    probe = ("SET", key, _NO_RECORD, "IFEQ", _NO_RECORD, "KEEPTTL")
+    return [pack_command(probe), pack_command(("PEXPIRETIME", key))]
+
+
+def takes_plain(replies: Sequence[Any]) -> bool | None:
+    """Return whether a server with these replies to the probe has the commands. None: it cannot tell now."""
+    errors = [reply for reply in replies if isinstance(reply, Exception)]
+    if any(isinstance(error, rx.OutOfMemoryError) or is_transient(error) or _is_about_key(error) for error in errors):
+        return None
+    return not errors
+
+
+def _is_about_key(error: Exception) -> bool:
+    return str(error).startswith("WRONGTYPE")
