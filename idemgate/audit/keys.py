@@ -64,8 +64,9 @@ def check_record(
         timed: compare the expiry with the record. False if the server's clock did not set it.
     """
     name = text(key)
+    goes = now_us // 1000 + left_ms
     try:
-        state, kind, data, token, ends = decode_record(packed)
+        state, kind, data, token, ends = decode_record(packed, goes)
     except ValueError as error:
         mend = f"it may say that the work is done; to let it run again: DEL {quote_argument(key)}"
         yield Finding("undecodable", name, f"it is no record: {error}", mend)
@@ -77,7 +78,6 @@ def check_record(
         lasting = "it has no expiry: its key is never free again" if state != "released" else "it has no expiry"
         yield Finding("no-expiry", name, lasting, f"PEXPIRE {quote_argument(key)} 86400000")
         return
-    goes = now_us // 1000 + left_ms
     if timed and ends - goes > _APART_MS:
         times = f"it says that it ends at {format_time(ends)}, and its key goes at {format_time(goes)}"
         what = f"{times}: it may run once more"

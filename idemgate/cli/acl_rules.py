@@ -144,6 +144,8 @@ SINCE_7_2 = "CLIENT|SETINFO"
 
 Redis 7.0 rejects a rule with a subcommand that it does not know. Redis 6.2 accepts any.
 """
+_PLAIN = "PEXPIRETIME"
+"""The command without which the guard uses its scripts only. Redis 6.2 rejects a rule with it."""
 
 
 def user_name(roles: Iterable[str], namespace: str) -> str:
@@ -174,7 +176,8 @@ def rule(
         channels: patterns of further channels.
         cluster: add the commands that a client of a cluster sends.
         durable: add the commands of a gate with `durability=`. "fsync" needs `since_7_2`.
-        since_7_2: the server knows the commands and selectors of Redis 7.2.
+        since_7_2: the server knows the commands and selectors of Redis 7.2. The guard needs one of them to claim and
+            complete keys without scripts, on Valkey 8.1 and Redis 8.4, and each reader needs it for these records.
 
     Raises:
         InvalidArgument: a role, a name or a pattern is invalid.
@@ -193,6 +196,8 @@ def rule(
         asked.add(_STATE)
     if since_7_2:
         asked.update(SINCE_7_2.split(), _DURABLE_7_2.split() if durable else ())
+    else:
+        asked.discard(_PLAIN)
     return [
         "ACL", "SETUSER", check_name(user, "user"), "on", *(["clearselectors"] if since_7_2 else []),
         "resetkeys", "resetchannels", "-@all",

@@ -290,30 +290,33 @@ def _decode_record(reply: list[Any]) -> Record:
 class PlainClaim(Call[ClaimReply]):
     """A claim that may be sent as SET NX GET, and PEXPIRETIME, which gives the time of the claim by the server's clock.
 
-    `stored` is the record that it writes, and `lifetime` the time until that expires, in ms.
+    `stored` is the record that it writes, `lifetime` the time until that expires, in ms, and `scripted` makes the
+    claim by the script. Most claims never need that.
     """
 
-    __slots__ = ("lifetime", "plain", "stored")
+    __slots__ = ("lifetime", "plain", "scripted", "stored")
     pair = True
+    read = staticmethod(_decode_claim)
+    redirect = None
+    framed = b""
 
-    def __init__(
-        self,
-        script: Script,
-        keys: tuple[bytes, ...],
-        args: Sequence[Arg],
-        plain: bytes,
-        stored: bytes,
-        lifetime: int,
+    def __init__(  # pyright: ignore[reportMissingSuperCall]
+        self, keys: tuple[bytes, ...], plain: bytes, stored: bytes, lifetime: int, scripted: tuple[Any, ...]
     ) -> None:
-        self.script = script  # not by `Call.__init__`: every guarded call comes here
         self.keys = keys
-        self.args = args
-        self.read = _decode_claim
-        self.redirect = None
-        self.framed = b""
         self.plain = plain
         self.stored = stored
         self.lifetime = lifetime
+        self.scripted = scripted
+
+    @property
+    def script(self) -> Script:
+        return script("guard/claim")
+
+    @property
+    def args(self) -> Sequence[Arg]:
+        stays, terms, _ = _claim_terms(self.script, *self.scripted)
+        return b"", b"", stays, terms, self.stored[-_OWNER:]
 
     def answer_plain(self, reply: Any) -> ClaimReply | None:
         """Return the reply for an absent key, and for one that was done at the first attempt. The script knows all."""
@@ -322,11 +325,9 @@ class PlainClaim(Call[ClaimReply]):
             if type(expires) is not int or expires < self.lifetime:
                 return None
             return ClaimReply("started", (expires - self.lifetime) * 1000, 1, 0, 0, b"", b"", b"", self.stored)
-        code = old[:1]
-        if code in _PLAIN_DONE:
-            return ClaimReply("done", int.from_bytes(old[1:8]), 1, 0, 0, b"", _PLAIN_DONE[code], old[10:])
-        if code in _SHORT_DONE:
-            return ClaimReply("done", int.from_bytes(old[1:8]), 1, 0, 0, b"", _SHORT_DONE[code], old[12:])
+        if type(old) is bytes and (found := _DONE_KINDS.get(old[0])) is not None:
+            kind, at = found
+            return ClaimReply("done", _TOKEN.unpack_from(old)[0] & _TOKEN_BITS, 1, 0, 0, b"", kind, old[at:])
         return None
 
 
@@ -344,9 +345,14 @@ class PlainCompletion(Call[bool]):
         return True if reply == b"OK" else None
 
 
-_PLAIN_DONE = {b"\xf5": b"v", b"\xf6": b"n", b"\xf7": b"e"}
-_SHORT_DONE = {b"\xf8": b"v", b"\xfa": b"n", b"\xfc": b"e"}
-"""The kinds of the records of done keys without a fingerprint (`guard/scripts/lib`), by their first byte."""
+_PLAIN_CODES = {b"v": b"\xf5", b"n": b"\xf6", b"e": b"\xf7"}
+_DONE_KINDS = {
+    245: (b"v", 10), 246: (b"n", 10), 247: (b"e", 10), 248: (b"v", 12), 250: (b"n", 12), 252: (b"e", 12)
+}  # fmt: skip
+"""The kind of a done key without a fingerprint and where its result starts, by the record's first byte
+(`guard/scripts/lib`)."""
+_TOKEN, _TOKEN_BITS = Struct(">Q"), 2**56 - 1
+"""The first byte of these records, then the fencing token."""
 _MINUTE = 60_000
 _MAX_MINUTES = 0xFFFF
 """The longest retention in a record of plain commands."""
@@ -372,8 +378,7 @@ def _plain_completion(retention: int, kind: bytes) -> bytes | None:
     minutes, odd = divmod(retention, _MINUTE)
     if odd or not 0 < minutes <= _MAX_MINUTES:
         return None
-    code = next(code for code, its in _PLAIN_DONE.items() if its == kind)
-    done = code + b"%b" + minutes.to_bytes(2).replace(b"%", b"%%") + b"%b"
+    done = _PLAIN_CODES[kind] + b"%b" + minutes.to_bytes(2).replace(b"%", b"%%") + b"%b"
     words = bulk(b"SET") + b"$%d\r\n%b\r\n$%d\r\n" + done + b"\r\n" + bulk(b"IFEQ") + b"$30\r\n%b\r\n"
     return b"*7\r\n" + words + bulk(b"PX") + bulk(b"%d" % retention)
 
@@ -407,14 +412,14 @@ class Claims:
         wait: int = 0,
     ) -> Call[ClaimReply]:
         """Build a claim. `wait` is 1 if the caller will wait for another owner, and 2 if it has waited."""
-        claim = script("guard/claim")
-        stays, terms, request = _claim_terms(claim, lease, keep, max_attempts, hold, wait)
         if self.plain and not fingerprint and wait < 2 and len(owner) == _OWNER:
             if (plain := _plain_claim(lease, keep, hold)) is not None:
                 head, commands, lifetime = plain
                 name, stored = record[0], head + owner
                 framed = commands % (len(name), name, stored, len(name), name)
-                return PlainClaim(claim, record, (b"", b"", stays, terms, owner), framed, stored, lifetime)
+                return PlainClaim(record, framed, stored, lifetime, (lease, keep, max_attempts, hold, wait))
+        claim = script("guard/claim")
+        stays, terms, request = _claim_terms(claim, lease, keep, max_attempts, hold, wait)
         if self.clock is not None or fingerprint or len(owner) != _OWNER:
             return Call(claim, record, (stamp(self.clock), fingerprint, stays, terms, owner), _decode_claim)
         name = record[0]

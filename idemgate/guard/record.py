@@ -13,6 +13,9 @@ __all__ = ["StoredRecord", "decode_record"]
 _LONG = struct.Struct(">xc 7s6s6s I I 6s B")
 _SHORT = 12
 """The size in bytes of the short form before a token, a fingerprint and the result."""
+_PLAIN_CLAIM = struct.Struct(">xx6s6s16s")
+_PLAIN_DONE = 10
+"""The size in bytes of a completion by a plain command before its result."""
 _NAMES = {b"p": "in progress", b"r": "released", b"v": "done", b"n": "done", b"e": "failed"}
 
 
@@ -30,9 +33,14 @@ class StoredRecord(NamedTuple):
     ends: int
 
 
-def decode_record(packed: bytes) -> StoredRecord:
-    """Decode a record. Raise ValueError if the bytes are not a valid record."""
+def decode_record(packed: bytes, expires: int = 0) -> StoredRecord:
+    """Decode a record. Raise ValueError if the bytes are not a valid record.
+
+    `expires` is the time in ms at which the key expires. The records of plain commands hold no times of their own.
+    """
     code = packed[0] if packed else 0
+    if code == 192 or 245 <= code < 248:
+        return _plain(packed, code, expires)
     letter, at = _long(packed) if code == 193 else _short(code)
     if letter not in _NAMES or at > len(packed):
         raise ValueError("unknown state or truncated fields")
@@ -40,6 +48,18 @@ def decode_record(packed: bytes) -> StoredRecord:
     fence, rest = int.from_bytes(packed[first : first + 7]), packed[first + 7 :]
     ends = int.from_bytes(rest[:6]) if code == 193 else fence // 1000 + sum(_after(rest))
     return StoredRecord(_NAMES[letter], b"" if letter in b"pr" else letter, packed[at:], fence, ends)
+
+
+def _plain(packed: bytes, code: int, expires: int) -> StoredRecord:
+    """Decode a record of plain commands (`scripts/lib/plain_record.lua`)."""
+    if len(packed) < _PLAIN_DONE if code != 192 else len(packed) != _PLAIN_CLAIM.size:
+        raise ValueError("truncated fields")
+    if code != 192:
+        kind = b"vne"[code - 245 : code - 244]
+        return StoredRecord(_NAMES[kind], kind, packed[_PLAIN_DONE:], int.from_bytes(packed[1:8]), expires)
+    lease, lifetime, _ = map(int.from_bytes, _PLAIN_CLAIM.unpack(packed))
+    begun = expires - lifetime
+    return StoredRecord("in progress", b"", b"", max(begun, 0) * 1000, begun + lease)
 
 
 def _after(rest: bytes) -> tuple[int, int]:

@@ -33,8 +33,10 @@ _WRITES = {
     "HDEL", "HSET", "HSETNX", "LPOP", "LPUSH", "LTRIM", "PERSIST", "PEXPIRE", "RPOP", "RPUSH", "SET", "UNLINK",
     "XADD", "ZADD", "ZREM", "ZREMRANGEBYSCORE",
 }  # fmt: skip
-_UNASKED = {"TIME", "PUBLISH"}
-"""The time is read first, and a refused PUBLISH ends no script."""
+_UNASKED = {"TIME", "PUBLISH", "PEXPIRETIME"}
+"""The time is read first, and a refused PUBLISH ends no script. PEXPIRETIME reads a record that only newer servers hold,
+so users of older ones lack it. It runs before the first write of its key.
+"""
 _WORDS = {
     "HDEL": 1, "HEXISTS": 1, "HGET": 1, "HMGET": 1, "HSCAN": 1, "HSET": 2, "HSETNX": 2, "HSTRLEN": 1, "LPUSH": 1,
     "LRANGE": 2, "LTRIM": 2, "PEXPIRE": 1, "RPUSH": 1, "SET": 1, "XADD": 3, "ZADD": 2, "ZCOUNT": 2, "ZMSCORE": 1,

@@ -135,24 +135,25 @@ class PendingCall(Generic[T]):
 
         `first_reply` holds the first one of a pair.
         """
-        if (first := self.first_reply) is not None:
-            reply = first[0] if isinstance(first[0], Exception) else (first[0], reply)
-        if not isinstance(reply, Exception):
-            try:
-                result = self._call.answer_plain(reply)
-            except Exception as error:  # noqa: BLE001 - as in `on_reply`
-                self._set_outcome(None, error)
-                return
-            if result is not None:
-                if self.answer.cancelled():
-                    self._late_outcome = result, None
-                else:
-                    self.answer.set_result(result)
-                return
-        elif not isinstance(reply, rx.ResponseError):
-            self.on_reply(reply)
+        first = self.first_reply
+        try:
+            result = self._call.answer_plain(reply if first is None else (first[0], reply))
+        except Exception as error:  # noqa: BLE001 - as in `on_reply`
+            self._set_outcome(None, error)
             return
+        if result is None:
+            self._ask_script(reply if first is None else first[0])
+        elif self.answer.cancelled():
+            self._late_outcome = result, None
         else:
+            self.answer.set_result(result)
+
+    def _ask_script(self, reply: Any) -> None:
+        """Send the call by its script, after a reply to plain commands that is no answer, or an error."""
+        if isinstance(reply, Exception):
+            if not isinstance(reply, rx.ResponseError):
+                self.on_reply(reply)
+                return
             assert self._connection is not None, "an error comes from a connection"
             self._connection.takes_plain = None
             self._state.store.report_error(self._connection, reply)
@@ -252,9 +253,9 @@ class AsyncLink:
             pending.continue_with(self.take_steps(retry_call(call, RetryBudget(pending.within, attempt=attempt))))
         elif call.plain and connection.takes_plain:
             if call.pair:
-                pending.first_reply = first = list[Any]()
-                connection.submit(call.plain, first.append)
-                connection.submit(b"", pending.on_plain_reply)  # the second reply
+                first: list[Any] = []
+                pending.first_reply = first
+                connection.submit(call.plain, first.append, pending.on_plain_reply)
             else:
                 connection.submit(call.plain, pending.on_plain_reply)
         else:

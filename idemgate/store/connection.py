@@ -255,7 +255,16 @@ class ConnectionPool:
     def learn_plain(self, key: bytes) -> bool | None:
         """Ask the server whether it has the plain commands of the guard for this user. None: ask again later."""
         self.takes_plain = False  # other threads do not ask meanwhile
-        self.takes_plain = takes_plain(self.execute_all(probe_of(key)))
+        replies: list[Any] = []
+        try:
+            for request in probe_of(key):
+                replies += self.execute_all([request])
+                if isinstance(replies[-1], Exception):
+                    break
+        except BaseException:
+            self.takes_plain = None
+            raise
+        self.takes_plain = takes_plain(replies)
         return self.takes_plain
 
     def execute_all(self, requests: Sequence[bytes], seconds: float | None = None) -> list[Any]:

@@ -103,16 +103,23 @@ class AsyncConnection(asyncio.Protocol):
                 self.abort()
             raise rx.TimeoutError("Timeout reading from the server") from error
 
-    def submit(self, request: bytes, on_reply: ReplyCallback) -> None:
-        """Queue a request. It is written at the end of this tick. `on_reply` receives its reply or the error."""
+    def submit(self, request: bytes, on_reply: ReplyCallback, on_second: ReplyCallback | None = None) -> None:
+        """Queue a request. It is written at the end of this tick. `on_reply` receives its reply or the error.
+
+        `on_second` receives the second reply to a request that is two commands.
+        """
         if self.closed:
-            on_reply(rx.ConnectionError("the connection was lost before the request was sent"))
+            on_reply(error := rx.ConnectionError("the connection was lost before the request was sent"))
+            if on_second is not None:
+                on_second(error)
             return
         if not self._callbacks:
             self._last_progress = monotonic()
             if self._timer is None:
                 self._timer = self._loop.call_later(self._reply_timeout, self._check_timeout)
         self._callbacks.append(on_reply)
+        if on_second is not None:
+            self._callbacks.append(on_second)
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(request)
@@ -123,13 +130,14 @@ class AsyncConnection(asyncio.Protocol):
 
         def learn(reply: Any) -> None:
             replies.append(reply)
-            if len(replies) == len(probe):
+            if len(replies) < len(probe) and not isinstance(reply, Exception):
+                self.submit(probe[1], learn)
+            else:
                 self.takes_plain = takes_plain(replies)
 
         self.takes_plain = False  # other tasks do not ask meanwhile
         probe = probe_of(key)
-        for request in probe:
-            self.submit(request, learn)
+        self.submit(probe[0], learn)
 
     def send_after_tick(self, requests: Sequence[bytes]) -> asyncio.Future[list[Any]]:
         """Send requests once, behind all requests of this tick, and return the future of their replies.
@@ -259,8 +267,8 @@ class AsyncConnection(asyncio.Protocol):
 class CheckedConnection(AsyncConnection):
     """A connection whose scripts check the rights of its user before the first write."""
 
-    def submit(self, request: bytes, on_reply: ReplyCallback) -> None:
-        super().submit(with_check(request), on_reply)
+    def submit(self, request: bytes, on_reply: ReplyCallback, on_second: ReplyCallback | None = None) -> None:
+        super().submit(with_check(request), on_reply, on_second)
 
 
 def _resolve_future(future: asyncio.Future[Any], reply: Any) -> None:

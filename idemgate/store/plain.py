@@ -17,7 +17,10 @@ _NO_RECORD = b"no record of idemgate"
 
 
 def probe_of(key: bytes) -> list[bytes]:
-    """Return the requests that ask a server for its commands and for the rights of the user. They write nothing."""
+    """Return the requests that ask a server for its commands and for the rights of the user. They write nothing.
+
+    Send the second one only if the first one was no error: a server logs each refusal.
+    """
     probe = ("SET", key, _NO_RECORD, "IFEQ", _NO_RECORD, "KEEPTTL")
     return [pack_command(probe), pack_command(("PEXPIRETIME", key))]
 

@@ -122,11 +122,13 @@ class SyncLink:
         try:
             if pool is None or attempt is not None or self._durability_check is not None:
                 return call.answer(self._send(call, self._budget(within, attempt, started).attempt))
-            if call.plain and (pool.takes_plain or (pool.takes_plain is None and call.pair and pool.learn_plain(call.keys[0]))):
+            if (plain := call.plain) and (
+                pool.takes_plain or (pool.takes_plain is None and call.pair and pool.learn_plain(call.keys[0]))
+            ):
                 try:
-                    if (answer := call.answer_plain(pool.execute(call.plain, started, None, call.pair))) is not None:
+                    if (answer := call.answer_plain(pool.execute(plain, started, None, call.pair))) is not None:
                         return answer
-                except rx.ResponseError:  # the script gets an error that is explained, or none
+                except rx.ResponseError:  # the script gets an error that can be explained, or none
                     pool.takes_plain = None
             try:  # inlined `_send`: every guarded call comes here
                 reply = pool.execute(call.framed or encode_call(call), started)

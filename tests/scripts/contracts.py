@@ -25,11 +25,11 @@ def _set(words: str) -> set[str]:
 
 READS = _set("""EXISTS HEXISTS HGET HGETALL HKEYS HLEN HMGET HSTRLEN HVALS PTTL STRLEN TIME TTL TYPE ZCARD
     ZCOUNT ZLEXCOUNT ZMSCORE ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANK ZREVRANGE ZREVRANGEBYSCORE ZREVRANK ZSCORE
-    LLEN LRANGE XPENDING HSCAN ZSCAN GET SCARD SISMEMBER SMEMBERS""")
+    LLEN LRANGE XPENDING HSCAN ZSCAN GET SCARD SISMEMBER SMEMBERS PEXPIRETIME""")
 WRITES = _set("""DEL HDEL HINCRBY HSET HSETNX PERSIST PEXPIRE PEXPIREAT PUBLISH UNLINK ZADD ZINCRBY ZPOPMAX
     ZPOPMIN ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE LPUSH RPUSH LPOP RPOP LTRIM SADD SREM XADD SET INCRBY
     XCLAIM XGROUP""")
-"""What Redis 6.2 knows too, and a script of ours may use."""
+"""What Redis 6.2 knows too, and a script of ours may use. It does not know PEXPIRETIME, and has no record that needs it."""
 GLOBALS = _set("""KEYS ARGV redis cmsgpack struct math string table tonumber tostring type ipairs pairs unpack select
     error next assert pcall""")
 KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until

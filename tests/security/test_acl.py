@@ -619,7 +619,7 @@ def test_a_role_has_the_commands_of_each_verb_that_the_page_grants(role: str) ->
     verbs = re.findall(r"`([a-z_.]+)`", granted)
     assert len(verbs) >= 5
     # Then the user of the role may send each command of their scripts
-    words = {word[1:].upper() for word in rule([role], "shop", "u") if word.startswith("+")}
+    words = {word[1:].upper() for word in rule([role], "shop", "u", since_7_2=True) if word.startswith("+")}
     lacking = {(verb, name): commands(name) - words for verb in verbs for name in RUN_BY[verb].split()}
     assert not any(lacking.values()), lacking
 
@@ -632,7 +632,7 @@ def test_what_is_asked_beside_scripts_is_given_where_it_was_asked_for() -> None:
     assert {"+eval", "+evalsha", "+ping", "+select", "+client|setname", "+subscribe"} <= plain
     assert words(cluster=True) - plain == {"+asking", "+cluster|slots"}
     assert words(durable=True) - plain == {"+wait", "~ig2:{shop:durability}"}
-    assert words(since_7_2=True) - plain == {"clearselectors", "+client|setinfo"}
+    assert words(since_7_2=True) - plain == {"clearselectors", "+client|setinfo", "+pexpiretime"}
     assert words(durable=True, since_7_2=True) - words(since_7_2=True) - words(durable=True) == {"+waitaof"}
 
 

@@ -67,13 +67,29 @@ def test_the_short_form_says_what_was_done_at_the_first_attempt(code: int, kind:
         decode_record((head + b"x" * beside)[:-1])
 
 
-@pytest.mark.parametrize("packed", [b"", b"text", bytes([194]), bytes([247]) + b"x" * 40, b"\xc1"])
+@pytest.mark.parametrize("packed", [b"", b"text", bytes([194]), bytes([244]) + b"x" * 40, b"\xc1"])
 def test_anything_else_is_none(packed: bytes) -> None:
     with pytest.raises(ValueError, match=r"unknown state|unknown first byte"):
         decode_record(packed)
 
 
-@for_each("code", [*range(240, 248), 0, 192, 194])
+@for_each(("code", "kind"), [(245, b"v"), (246, b"n"), (247, b"e")])
+def test_a_completion_by_a_plain_command_ends_with_its_key(code: int, kind: bytes) -> None:
+    packed = bytes([code]) + (7).to_bytes(7, "big") + b"\0\2data"
+    assert decode_record(packed, 9) == ("failed" if kind == b"e" else "done", kind, b"data", 7, 9)
+    with pytest.raises(ValueError, match="truncated"):
+        decode_record(packed[:9], 9)
+
+
+def test_the_times_of_a_claim_by_a_plain_command_follow_from_the_expiry_of_its_key() -> None:
+    packed = b"\xc0\0" + (30).to_bytes(6, "big") + (100).to_bytes(6, "big") + b"o" * 16
+    assert decode_record(packed, 1100) == ("in progress", b"", b"", 1_000_000, 1030)
+    for wrong in (packed[:-1], packed + b"o"):
+        with pytest.raises(ValueError, match="truncated"):
+            decode_record(wrong, 1100)
+
+
+@for_each("code", [*range(240, 245), 0, 194])
 def test_what_begins_as_no_record_does_is_none(code: int) -> None:
     with pytest.raises(ValueError, match="unknown first byte"):
         decode_record(bytes([code]) + bytes(40))
