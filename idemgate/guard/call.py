@@ -283,10 +283,14 @@ async def send_claim_async(context: Context, request: Request, waited: bool = Fa
 
 def build_claim(request: Request, waited: bool) -> Call[ClaimReply]:
     """Build the call that claims the key, or marks it with `at_most_once`."""
-    options = request.options
+    options, claims = request.options, request.claims
     if options.at_most_once:
-        return request.claims.mark(request.record, request.owner, options.retention, request.fingerprint)
-    return request.claims.claim(
+        return claims.mark(request.record, request.owner, options.retention, request.fingerprint)
+    wait = 0 if request.wait is None else 2 if waited else 1
+    if claims.plain and not request.fingerprint and not waited:
+        if (plain := claims.plain_claim(request.record, request.owner, options, wait)) is not None:
+            return plain
+    return claims.claim(
         request.record,
         request.owner,
         options.lease,
@@ -294,7 +298,7 @@ def build_claim(request: Request, waited: bool) -> Call[ClaimReply]:
         request.fingerprint,
         options.max_attempts,
         options.on_lease_loss == "hold",
-        0 if request.wait is None else 2 if waited else 1,
+        wait,
     )
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain
 from struct import Struct
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from idemgate.core import keys
 from idemgate.core.calls import (
@@ -30,6 +30,9 @@ from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
 from idemgate.lua import Script, script
 from idemgate.store.context import Context
+
+if TYPE_CHECKING:
+    from idemgate.guard.options import OnceOptions
 
 __all__ = ["ClaimReply", "Claims", "Completion", "Record", "Renewal", "ReplyState", "register_retention"]
 
@@ -287,27 +290,42 @@ def _decode_record(reply: list[Any]) -> Record:
     )
 
 
+class PlainTerms(NamedTuple):
+    """What all plain claims with the same options share.
+
+    `start`, `head` and `rest` are the parts of the request around the key and the owner. `record` is the start of the
+    record, before the owner, and `lifetime` the time until it expires, in ms. `scripted` are the terms of a claim by
+    the script: lease, retention, maximum of attempts, and whether the key is held.
+    """
+
+    start: bytes
+    head: bytes
+    rest: bytes
+    record: bytes
+    lifetime: int
+    scripted: tuple[int, int, int, bool]
+
+
 class PlainClaim(Call[ClaimReply]):
     """A claim that may be sent as SET NX GET, and PEXPIRETIME, which gives the time of the claim by the server's clock.
 
-    `stored` is the record that it writes, `lifetime` the time until that expires, in ms, and `scripted` makes the
-    claim by the script. Most claims never need that.
+    Most claims need no script, so what that takes is built when it is asked for.
     """
 
-    __slots__ = ("lifetime", "plain", "scripted", "stored")
+    __slots__ = ("owner", "plain", "terms", "wait")
     pair = True
     read = staticmethod(_decode_claim)
     redirect = None
     framed = b""
 
     def __init__(  # pyright: ignore[reportMissingSuperCall]
-        self, keys: tuple[bytes, ...], plain: bytes, stored: bytes, lifetime: int, scripted: tuple[Any, ...]
+        self, keys: tuple[bytes, ...], plain: bytes, owner: bytes, terms: PlainTerms, wait: int
     ) -> None:
         self.keys = keys
         self.plain = plain
-        self.stored = stored
-        self.lifetime = lifetime
-        self.scripted = scripted
+        self.owner = owner
+        self.terms = terms
+        self.wait = wait
 
     @property
     def script(self) -> Script:
@@ -315,16 +333,18 @@ class PlainClaim(Call[ClaimReply]):
 
     @property
     def args(self) -> Sequence[Arg]:
-        stays, terms, _ = _claim_terms(self.script, *self.scripted)
-        return b"", b"", stays, terms, self.stored[-_OWNER:]
+        stays, terms, _ = _claim_terms(self.script, *self.terms.scripted, self.wait)
+        return b"", b"", stays, terms, self.owner
 
     def answer_plain(self, reply: Any) -> ClaimReply | None:
         """Return the reply for an absent key, and for one that was done at the first attempt. The script knows all."""
         old, expires = reply
         if old is None:
-            if type(expires) is not int or expires < self.lifetime:
+            terms = self.terms
+            if type(expires) is not int or expires < terms.lifetime:
                 return None
-            return ClaimReply("started", (expires - self.lifetime) * 1000, 1, 0, 0, b"", b"", b"", self.stored)
+            stored = terms.record + self.owner
+            return ClaimReply("started", (expires - terms.lifetime) * 1000, 1, 0, 0, b"", b"", b"", stored)
         if type(old) is bytes and (found := _DONE_KINDS.get(old[0])) is not None:
             kind, at = found
             return ClaimReply("done", _TOKEN.unpack_from(old)[0] & _TOKEN_BITS, 1, 0, 0, b"", kind, old[at:])
@@ -356,45 +376,48 @@ _TOKEN, _TOKEN_BITS = Struct(">Q"), 2**56 - 1
 _MINUTE = 60_000
 _MAX_MINUTES = 0xFFFF
 """The longest retention in a record of plain commands."""
+_SIZES = tuple(b"$%d\r\n" % size for size in range(512))
+"""The sizes of words. One look costs a tenth of formatting a number, and joining half of formatting a request."""
 
 
 @lru_cache(1024)
-def _plain_claim(lease: int, keep: int, hold: bool) -> tuple[bytes, bytes, int] | None:
-    """Return the start of the record, the template of the commands and the time to live, or None for an odd retention.
-
-    All claims with the same options share them.
-    """
-    if keep % _MINUTE or keep > _MAX_MINUTES * _MINUTE:
+def _plain_terms(lease: int, keep: int, max_attempts: int, hold: bool) -> PlainTerms | None:
+    """Return what plain claims with these options share, or None if the retention is not in whole minutes."""
+    if keep % _MINUTE or not 0 < keep <= _MAX_MINUTES * _MINUTE:
         return None
     lifetime = TEN_YEARS if hold else lease + keep
-    head = b"\xc0" + bytes((hold,)) + lease.to_bytes(6) + lifetime.to_bytes(6)
-    words = bulk(b"SET") + b"$%d\r\n%b\r\n$30\r\n%b\r\n" + bulk(b"NX") + bulk(b"GET") + bulk(b"PX") + bulk(b"%d" % lifetime)
-    return head, b"*7\r\n" + words + b"*2\r\n" + bulk(b"PEXPIRETIME") + b"$%d\r\n%b\r\n", lifetime
+    record = b"\xc0" + bytes((hold,)) + lease.to_bytes(6) + lifetime.to_bytes(6)
+    rest = b"\r\n" + bulk(b"NX") + bulk(b"GET") + bulk(b"PX") + bulk(b"%d" % lifetime) + b"*2\r\n" + bulk(b"PEXPIRETIME")
+    start, head = b"*7\r\n" + bulk(b"SET"), b"\r\n$%d\r\n" % (len(record) + _OWNER) + record
+    return PlainTerms(start, head, rest, record, lifetime, (lease, keep, max_attempts, hold))
 
 
 @lru_cache(1024)
-def _plain_completion(retention: int, kind: bytes) -> bytes | None:
-    """Return the template of the command, which all completions with the same retention and kind share, or None."""
+def _plain_completion(retention: int, kind: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """Return what plain completions with this retention and kind share, or None if that is not in whole minutes.
+
+    It is the first byte of the record, its retention, and the end of the request.
+    """
     minutes, odd = divmod(retention, _MINUTE)
     if odd or not 0 < minutes <= _MAX_MINUTES:
         return None
-    done = _PLAIN_CODES[kind] + b"%b" + minutes.to_bytes(2).replace(b"%", b"%%") + b"%b"
-    words = bulk(b"SET") + b"$%d\r\n%b\r\n$%d\r\n" + done + b"\r\n" + bulk(b"IFEQ") + b"$30\r\n%b\r\n"
-    return b"*7\r\n" + words + bulk(b"PX") + bulk(b"%d" % retention)
+    return _PLAIN_CODES[kind], minutes.to_bytes(2), b"\r\n" + bulk(b"PX") + bulk(b"%d" % retention)
 
 
 class Claims:
     """Build the calls of the guard in one namespace. Durations are in ms. `owner` identifies the actor.
 
-    `plain` is False for callers that need what only the scripts reply: the retention that a done key has left.
+    `plain` is False if plain commands are not enough: with a test clock, and for a cache, which needs the retention that
+    a done key has left.
     """
 
-    __slots__ = ("clock", "namespace", "plain")
+    __slots__ = ("_last_terms", "clock", "namespace", "plain")
 
     def __init__(self, namespace: str, clock: Clock | None, plain: bool = True) -> None:
         self.namespace = namespace
         self.clock = clock
         self.plain = plain and clock is None
+        self._last_terms: tuple[OnceOptions | None, PlainTerms | None] = None, None
 
     def key(self, scope: str, key: keys.Key) -> tuple[bytes, ...]:
         """Return the record of a key."""
@@ -412,12 +435,6 @@ class Claims:
         wait: int = 0,
     ) -> Call[ClaimReply]:
         """Build a claim. `wait` is 1 if the caller will wait for another owner, and 2 if it has waited."""
-        if self.plain and not fingerprint and wait < 2 and len(owner) == _OWNER:
-            if (plain := _plain_claim(lease, keep, hold)) is not None:
-                head, commands, lifetime = plain
-                name, stored = record[0], head + owner
-                framed = commands % (len(name), name, stored, len(name), name)
-                return PlainClaim(record, framed, stored, lifetime, (lease, keep, max_attempts, hold, wait))
         claim = script("guard/claim")
         stays, terms, request = _claim_terms(claim, lease, keep, max_attempts, hold, wait)
         if self.clock is not None or fingerprint or len(owner) != _OWNER:
@@ -425,6 +442,23 @@ class Claims:
         name = record[0]
         framed = request % (len(name), name, owner)
         return Call(claim, record, (b"", b"", stays, terms, owner), _decode_claim, None, framed)
+
+    def plain_claim(
+        self, record: tuple[bytes, ...], owner: bytes, options: OnceOptions, wait: int
+    ) -> PlainClaim | None:
+        """Build a claim without a fingerprint that may be sent as plain commands, or return None. See `claim`."""
+        known, terms = self._last_terms
+        if known is not options:
+            hold = options.on_lease_loss == "hold"
+            terms = _plain_terms(options.lease, options.retention, options.max_attempts, hold)
+            self._last_terms = options, terms
+        if terms is None:
+            return None
+        start, head, rest, _, _, _ = terms
+        name = record[0]
+        size = _SIZES[len(name)] if len(name) < 512 else b"$%d\r\n" % len(name)
+        plain = b"".join((start, size, name, head, owner, rest, size, name, b"\r\n"))
+        return PlainClaim(record, plain, owner, terms, wait)
 
     def claim_each(
         self,
@@ -493,8 +527,9 @@ class Claims:
         """Build a completion. `stored` is that of the reply to the claim."""
         complete = script("guard/complete")
         if stored and (plain := _plain_completion(retention, kind)) is not None:
-            name, token = record[0], fence.to_bytes(7)
-            framed = plain % (len(name), name, 10 + len(result), token, result, stored)
+            (code, minutes, end), token, name = plain, fence.to_bytes(7), record[0]
+            size = b"*7\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, 10 + len(result))
+            framed = b"".join((size, code, token, minutes, result, b"\r\n$4\r\nIFEQ\r\n$30\r\n", stored, end))
             return PlainCompletion(complete, record, (b"", kind, owner, fence, retention, result), framed)
         if self.clock is not None or len(owner) != _OWNER or not _FENCES <= fence < 10 * _FENCES:
             return Call(complete, record, (stamp(self.clock), kind, owner, fence, retention, result), _is_completed)

@@ -19,6 +19,7 @@ from idemgate.cli.acl_rules import rule
 from idemgate.core.calls import Call, new_id
 from idemgate.core.codec import Codec
 from idemgate.guard.claim_calls import Claims
+from idemgate.guard.options import claim_options
 from idemgate.errors import OutcomeUnknown, ReplayedFailure, ServerRejected, UnexpectedData
 from idemgate.lua import Script
 from tests.conftest import PASSWORD, Face
@@ -222,7 +223,7 @@ async def test_the_next_calls_of_a_waiting_caller_get_the_result(plain: Any) -> 
 
 def _claim(plain: Any, owner: bytes) -> tuple[Claims, Any]:
     claims = Claims(plain.gate.namespace, None)
-    return claims, claims.claim(claims.key("claim", "k"), owner, LEASE, KEEP)
+    return claims, claims.plain_claim(claims.key("claim", "k"), owner, claim_options(Codec(), {}), 0)
 
 
 async def _run(plain: Any, call: Call[Any]) -> Any:
