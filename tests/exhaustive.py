@@ -84,6 +84,10 @@ class Search(ABC, Generic[S, T]):
         """The keys of the step's script."""
         return self.keys
 
+    def runs(self, step: T) -> str:
+        """The name of the step's script in `scripts`."""
+        return step.script
+
     @abstractmethod
     def asked(self, state: S, step: T) -> tuple[Any, ...]:
         """The arguments of the step's script."""
@@ -130,7 +134,7 @@ class Search(ABC, Generic[S, T]):
                 if step.script:
                     pipe.evalsha(self.reset, n, *self.keys, *state.dumps)
                     keys = self.asks(step)
-                    pipe.evalsha(self._sha(step.script), len(keys), *keys, *self.asked(state, step))
+                    pipe.evalsha(self._sha(self.runs(step)), len(keys), *keys, *self.asked(state, step))
                     pipe.evalsha(self.snapshot, n, *self.keys)
             replies = iter(pipe.execute())
         for state, step in steps:

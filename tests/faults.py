@@ -84,12 +84,16 @@ FAULTS = {
     "a caller that waited runs": Fault("failure-shared", "never"),
     "a failure stays when the next run starts": Fault("begun", 'data => (failure or "") .. data'),
     # of records of plain commands
-    "records of plain commands are unknown": Fault("plain-record", "code == 192 or code and code >= 245 => code and code == 0"),
+    "records of plain commands are unknown": Fault(
+        "plain-record", "code == 192 or code and code >= 245 => code and code == 0"
+    ),
     "the lease of a plain claim never ends": Fault("plain-claim", "begun + lease => expires"),
     "a plain claim has no token": Fault("plain-claim", "begun * 1000 => 0"),
     "a plain claim belongs to all": Fault("plain-claim", '"p", "", owner => "p", "", ""'),
     "an owner of a plain claim that vanished is not waited for": Fault("plain-claim", "flags % 2 => 0"),
-    "what a plain command completed is done for ever": Fault("plain-done", "fence, 1, 0, expires, => fence, 1, 0, 2 * expires,"),
+    "what a plain command completed is done for ever": Fault(
+        "plain-done", "fence, 1, 0, expires, => fence, 1, 0, 2 * expires,"
+    ),
     "what a plain command completed is free": Fault("plain-done", "1, 0, expires, => 1, 0, 0,"),
     "what a plain command completed has no token": Fault("plain-done", "fence, 1 => 0, 1"),
     # of a heartbeat and a checkpoint

@@ -287,8 +287,9 @@ def build_claim(request: Request, waited: bool) -> Call[ClaimReply]:
     if options.at_most_once:
         return claims.mark(request.record, request.owner, options.retention, request.fingerprint)
     wait = 0 if request.wait is None else 2 if waited else 1
-    if claims.plain and not request.fingerprint and not waited:
-        if (plain := claims.plain_claim(request.record, request.owner, options, wait)) is not None:
+    if claims.plain and not (request.fingerprint or waited):
+        plain = claims.plain_claim(request.record, request.owner, options, wait)
+        if plain is not None:
             return plain
     return claims.claim(
         request.record,

@@ -328,11 +328,11 @@ class PlainClaim(Call[ClaimReply]):
         self.wait = wait
 
     @property
-    def script(self) -> Script:
+    def script(self) -> Script:  # type: ignore[override]
         return script("guard/claim")
 
     @property
-    def args(self) -> Sequence[Arg]:
+    def args(self) -> Sequence[Arg]:  # type: ignore[override]
         stays, terms, _ = _claim_terms(self.script, *self.terms.scripted, self.wait)
         return b"", b"", stays, terms, self.owner
 
@@ -387,7 +387,9 @@ def _plain_terms(lease: int, keep: int, max_attempts: int, hold: bool) -> PlainT
         return None
     lifetime = TEN_YEARS if hold else lease + keep
     record = b"\xc0" + bytes((hold,)) + lease.to_bytes(6) + lifetime.to_bytes(6)
-    rest = b"\r\n" + bulk(b"NX") + bulk(b"GET") + bulk(b"PX") + bulk(b"%d" % lifetime) + b"*2\r\n" + bulk(b"PEXPIRETIME")
+    rest = (
+        b"\r\n" + bulk(b"NX") + bulk(b"GET") + bulk(b"PX") + bulk(b"%d" % lifetime) + b"*2\r\n" + bulk(b"PEXPIRETIME")
+    )
     start, head = b"*7\r\n" + bulk(b"SET"), b"\r\n$%d\r\n" % (len(record) + _OWNER) + record
     return PlainTerms(start, head, rest, record, lifetime, (lease, keep, max_attempts, hold))
 
@@ -407,8 +409,8 @@ def _plain_completion(retention: int, kind: bytes) -> tuple[bytes, bytes, bytes]
 class Claims:
     """Build the calls of the guard in one namespace. Durations are in ms. `owner` identifies the actor.
 
-    `plain` is False if plain commands are not enough: with a test clock, and for a cache, which needs the retention that
-    a done key has left.
+    `plain` is False if plain commands are not enough: with a test clock, and for a cache, which needs the retention
+    that a done key has left.
     """
 
     __slots__ = ("_last_terms", "clock", "namespace", "plain")

@@ -34,8 +34,8 @@ _WRITES = {
     "XADD", "ZADD", "ZREM", "ZREMRANGEBYSCORE",
 }  # fmt: skip
 _UNASKED = {"TIME", "PUBLISH", "PEXPIRETIME"}
-"""The time is read first, and a refused PUBLISH ends no script. PEXPIRETIME reads a record that only newer servers hold,
-so users of older ones lack it. It runs before the first write of its key.
+"""The time is read first, and a refused PUBLISH ends no script. PEXPIRETIME reads a record that only newer servers
+hold, so users of older ones lack it. It runs before the first write of its key.
 """
 _WORDS = {
     "HDEL": 1, "HEXISTS": 1, "HGET": 1, "HMGET": 1, "HSCAN": 1, "HSET": 2, "HSETNX": 2, "HSTRLEN": 1, "LPUSH": 1,

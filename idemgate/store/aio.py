@@ -131,9 +131,9 @@ class PendingCall(Generic[T]):
                 self.answer.set_result(result)
 
     def on_plain_reply(self, reply: Any) -> None:
-        """Handle the reply to plain commands: the second one of a pair. If it does not answer the call, the script does.
+        """Handle the reply to plain commands. If it does not answer the call, send the script.
 
-        `first_reply` holds the first one of a pair.
+        It is the second one of a pair. `first_reply` holds the first one.
         """
         first = self.first_reply
         try:

@@ -19,8 +19,8 @@ import redis
 
 from idemgate import Gate
 from idemgate.core.calls import stamp
-from idemgate.guard.claim_calls import Record
-from idemgate.lua import source
+from idemgate.guard.claim_calls import PlainClaim, PlainTerms, Record, _plain_terms
+from idemgate.lua import expand
 from idemgate.testing import Clock
 from tests import exhaustive
 from tests.claims import claims_of
@@ -31,15 +31,36 @@ __all__ = ["Search", "Violation"]
 LEASE, KEEP = 10_000, 120_000
 """Ms: of a lease, of what is done or was released: whole minutes, as the short form of a record has them."""
 PRINT = b"print of sixteen"
-START = 1_700_000_000.0
-BEGIN = 1_700_000_000_000
-SNAPSHOT = f"""{source("guard/lib/format")}
-{source("guard/lib/read_record")}
-local r = read_record(KEYS[1])
-return {{ {{ redis.call("DUMP", KEYS[1]) or "" }}, redis.call("GET", KEYS[1]) or "",
+START = 4_000_000_000.0
+BEGIN = 4_000_000_000_000
+"""The time at the start, in s and in ms. It is in the future: the server removes no key whose time comes later."""
+SNAPSHOT = f"""{expand("guard/lib/read_record")}
+local r, stored = read_record(KEYS[1]), redis.call("GET", KEYS[1]) or ""
+local code, dump, expires = string.byte(stored), "", 0
+if code == 192 or code == 245 then expires = redis.call("PEXPIRETIME", KEYS[1]) end
+if code then dump = string.format("%.0f ", expires) .. redis.call("DUMP", KEYS[1]) end
+return {{ {{ dump }}, code and stored .. expires or "",
   {{ r.state, r.owner, r.fence, r.ends, r.print, r.attempts, r.taken }} }}"""
+"""The record, and the time at which the key expires where the record's times follow from that."""
 RESET = """redis.call("DEL", KEYS[1])
-if ARGV[1] ~= "" then redis.call("RESTORE", KEYS[1], 0, ARGV[1]) end"""
+if ARGV[1] ~= "" then
+  local ms, dump = string.match(ARGV[1], "^(%d+) (.*)$")
+  redis.call("RESTORE", KEYS[1], ms, dump, "ABSTTL")
+end"""
+PLAIN = {
+    # SET NX GET PX and PEXPIRETIME, at the time of the test clock, by which the server has removed what has ended
+    "plain/claim": f"""{expand("guard/lib/read_record")}
+local now, r = math.floor(tonumber(ARGV[1]) / 1000), read_record(KEYS[1])
+if r.state ~= "p" and r.ends > 0 and r.ends <= now then redis.call("DEL", KEYS[1]) end
+local old = redis.call("SET", KEYS[1], ARGV[2] .. ARGV[5], "NX", "GET", "PXAT", now + ARGV[3])
+return {{ "plain", 0, old, redis.call("PEXPIRETIME", KEYS[1]) }}""",
+    # SET IFEQ PX
+    "plain/complete": """local now = math.floor(tonumber(ARGV[1]) / 1000)
+if redis.call("GET", KEYS[1]) ~= ARGV[6] then return { "undecided", 0 } end
+redis.call("SET", KEYS[1], ARGV[7], "PXAT", now + ARGV[5])
+return { "ok", 0 }""",
+}
+"""What a client sends without a script. The owner and the token stand where the scripts have theirs."""
 GRANTS = ("started", "ok", "forgotten")
 """Answers that say that the request had, or has, its effect."""
 
@@ -72,7 +93,7 @@ class Caller(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """`number`: which one of this path. `effect`: it changed what is stored."""
+    """`number`: which one of this path. `effect`: it changed what is stored. `plain`: it was sent without a script."""
 
     name: str
     script: str
@@ -80,6 +101,7 @@ class Request:
     reply: tuple[Any, ...]
     number: int
     effect: bool
+    plain: bool
 
 
 @dataclass(frozen=True)
@@ -137,28 +159,42 @@ class State:
 
 @dataclass(frozen=True)
 class Step(exhaustive.Step):
-    """`caller`: whose step it is. `told`: the request that this is a copy of. `heard`: the reply arrives."""
+    """`caller`: whose step it is. `told`: the request that this is a copy of. `heard`: the reply arrives. `plain`: it
+    is sent without the script."""
 
     caller: int = 0
     told: Request | None = None
     heard: bool = True
+    plain: bool = False
 
 
 class Search(exhaustive.Search[State, Step]):
-    """`hold`: a key whose owner vanished waits for a decision. `share`: callers wait, and get the failure of a run."""
+    """`hold`: a key whose owner vanished waits for a decision. `share`: callers wait, and get the failure of a run.
+    `plain`: callers claim and complete without a script where they may, and retry by the scripts."""
 
     def __init__(
-        self, raw: redis.Redis, gate: Gate, scripts: Mapping[str, str], hold: bool = False, share: bool = False
+        self,
+        raw: redis.Redis,
+        gate: Gate,
+        scripts: Mapping[str, str],
+        hold: bool = False,
+        share: bool = False,
+        plain: bool = False,
     ) -> None:
-        self.claims, self.hold, self.share = claims_of(gate), hold, share
+        self.claims, self.hold, self.share, self.plain = claims_of(gate), hold, share, plain
+        self.print = b"" if plain else PRINT
+        self.terms = cast("PlainTerms", _plain_terms(LEASE, KEEP, 0, hold))
         self.record = claims_of(gate).key("search", "k")
-        super().__init__(raw, self.record, RESET, SNAPSHOT, scripts)
+        super().__init__(raw, self.record, RESET, SNAPSHOT, {**PLAIN, **scripts})
 
     def start(self) -> State:
         return State()
 
     def asked(self, state: State, step: Step) -> tuple[Any, ...]:
         return (stamp(Clock(START + state.now / 1000)), *step.args)
+
+    def runs(self, step: Step) -> str:
+        return step.script.replace("guard", "plain") if step.plain else step.script
 
     # -- what may happen ----------------------------------------------------------------------------------------------
 
@@ -169,7 +205,9 @@ class Search(exhaustive.Search[State, Step]):
                 yield replace(step, name=f"{step.name}, unheard", heard=False)
         if state.copies < 2:
             for one in state.sent:
-                yield Step(f"copy of {one.name}", one.script, one.args, told=one)
+                yield Step(f"copy of {one.name}", one.script, one.args, told=one, plain=one.plain)
+                if one.plain:
+                    yield Step(f"copy of {one.name}, by the script", one.script, self._by_script(one), told=one)
         if state.sent and state.now < 2 * LEASE:
             yield Step("lapse")
         if state.sent and state.now < KEEP:
@@ -182,12 +220,15 @@ class Search(exhaustive.Search[State, Step]):
         for caller, (owner, fence, waits, _) in enumerate(state.callers):
             n = sum(one.script == "guard/claim" for one in state.sent)
             if waits:
-                call = claims.claim(record, waits, LEASE, KEEP, PRINT, 0, self.hold, 2)
+                call = claims.claim(record, waits, LEASE, KEEP, self.print, 0, self.hold, 2)
                 yield Step(f"claim again {caller}", call.script.name, tuple(call.args[1:]), caller)
             elif not owner and n < 3:
-                token = f"{caller}.{n}".encode()
-                call = claims.claim(record, token, LEASE, KEEP, PRINT, 0, self.hold, int(self.share))
+                token = f"{caller}.{n}".encode().ljust(16 if self.plain else 0, b".")
+                call = claims.claim(record, token, LEASE, KEEP, self.print, 0, self.hold, int(self.share))
                 yield Step(f"claim {caller}", call.script.name, tuple(call.args[1:]), caller)
+                if self.plain and not state.content:  # else the script is asked, too
+                    args = (self.terms.record, self.terms.lifetime, b"\0", token)
+                    yield Step(f"plain claim {caller}", call.script.name, args, caller, plain=True)
             if owner:
                 failure = b"failure of " + owner if self.share else b""
                 for call in (
@@ -202,7 +243,18 @@ class Search(exhaustive.Search[State, Step]):
                             tuple(call.args[1:]),
                             caller,
                         )
+                stored = self.terms.record + owner
+                if self.plain and state.content.startswith(stored):
+                    done = b"\xf5" + fence.to_bytes(7) + (KEEP // 60_000).to_bytes(2) + b"result"
+                    args = (b"v", owner, fence, KEEP, stored, done)
+                    yield Step(f"plain complete {owner.decode()}", "guard/complete", args, caller, plain=True)
                 yield Step(f"vanish {caller}", caller=caller)
+
+    def _by_script(self, one: Request) -> tuple[Any, ...]:
+        """Return the arguments with which a plain request is retried."""
+        if one.script == "guard/complete":
+            return (*one.args[:4], b"result")
+        return tuple(self.claims.claim(self.record, one.args[3], LEASE, KEEP, b"", 0, self.hold, 0).args[1:])
 
     def _decisions(self, state: State) -> Iterator[Step]:
         if state.seen is None or any(one.script in ("guard/forget", "guard/resolve") for one in state.sent):
@@ -234,7 +286,7 @@ class Search(exhaustive.Search[State, Step]):
     def answered(self, before: State, step: Step, reply: tuple[Any, ...], found: tuple[Any, ...]) -> State:
         dumps, content, says = found
         after = replace(before, dumps=dumps, content=content, found=Stored(*says), path=(*before.path, step.name))
-        reply = _told(reply)
+        reply = self._plain_told(step, reply) if step.plain else _told(reply)
         word = reply[0].decode()
         changed = after.content != before.content and word != "busy"  # which notes that a caller waits
         if step.told is not None:
@@ -243,7 +295,8 @@ class Search(exhaustive.Search[State, Step]):
         else:
             number = len(before.sent)
             after = replace(
-                after, sent=(*before.sent, Request(step.name, step.script, step.args, reply, number, changed))
+                after,
+                sent=(*before.sent, Request(step.name, step.script, step.args, reply, number, changed, step.plain)),
             )
         self._judge(before, after, step, word, reply)
         world = self._now(before, step, word, reply, changed)
@@ -252,6 +305,17 @@ class Search(exhaustive.Search[State, Step]):
         after = replace(after, world=world, unheard=before.unheard + (not step.heard))
         self._judge_content(after)
         return self._known(before, after, step, reply)
+
+    def _plain_told(self, step: Step, reply: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a client reads in the reply to plain commands, in the words of the scripts."""
+        if reply[0] != b"plain":
+            return reply
+        answer = PlainClaim((b"k",), b"", _owner(step), self.terms, 0).answer_plain(reply[2:])
+        if answer is None:
+            return b"undecided", 0
+        if answer.state == "started":
+            return b"started", 0, answer.token, answer.attempt, answer.taken_over, answer.checkpoint
+        return b"done", 0, answer.kind, answer.result, answer.token, answer.attempt, 0
 
     def _known(self, before: State, after: State, step: Step, reply: tuple[Any, ...]) -> State:
         """What a caller believes after this reply, which it may not have heard."""
@@ -279,7 +343,9 @@ class Search(exhaustive.Search[State, Step]):
             mine = world.owner == owner and (step.script != "guard/complete" or step.args[2] == world.fence)
             self.check(after, mine or not changed, "P5: who does not own the key changes it")
             if mine:
-                self.check(after, word == "ok", "P5: the owner is refused")
+                self.check(after, word == "ok" or (step.plain and word == "undecided"), "P5: the owner is refused")
+            elif step.plain:
+                self.check(after, word in ("ok", "undecided"), "P5: a plain completion has another answer")
             elif step.told is None and not _had_effect(before, step.script, owner):
                 self.check(after, word == "lost", "P5: who does not own the key is not told so")
         else:
@@ -298,7 +364,7 @@ class Search(exhaustive.Search[State, Step]):
             noted = self.share and word == "busy"
             self.check(after, noted or after.content == before.content, "a claim that is refused has an effect")
             free = world.done_until <= now and (not world.owner or (not live and not self.hold))
-            self.check(after, not free or word in ("stale", "shared"), "a free key is refused")
+            self.check(after, not free or word in ("stale", "shared", "undecided"), "a free key is refused")
             self.check(after, word != "busy" or reply[2] == world.until - now, "wrong remaining lease")
             if word == "done":
                 self.check(after, reply[3] in (b"result", b"decided"), "P2: a duplicate gets another result")
@@ -332,7 +398,7 @@ class Search(exhaustive.Search[State, Step]):
         if first.script not in ("guard/claim", "guard/renew") and first.reply[0].decode() in GRANTS:
             self.check(after, quiet or (world.ghost and world.owner == owner), "P6: a late copy has a second effect")
         if first.effect and world.last == first.number and not world.ghost:
-            self.check(after, _timeless(reply) == _timeless(first.reply), "P6: a copy is answered otherwise")
+            self.check(after, _is_same(reply, first.reply), "P6: a copy is answered otherwise")
             self.check(after, quiet or first.script == "guard/renew", "P6: a copy has a second effect")
         if first.script == "guard/claim" and world.rests_until > before.now and world.last >= 0:
             last = before.sent[world.last]
@@ -398,7 +464,7 @@ class Search(exhaustive.Search[State, Step]):
         if world.done_until > after.now:
             kept = found.state == b"d" and ends == world.done_until
             self.check(after, kept, "P2: what is done is not kept as long")
-            self.check(after, found.print == PRINT, "what is done lost its fingerprint")
+            self.check(after, found.print == self.print, "what is done lost its fingerprint")
 
 
 def _owner(asked: Step | Request) -> bytes:
@@ -432,6 +498,11 @@ def _told(reply: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _timeless(reply: tuple[Any, ...]) -> tuple[Any, ...]:
     return (reply[0], *reply[2:])
+
+
+def _is_same(reply: tuple[Any, ...], first: tuple[Any, ...]) -> bool:
+    """Whether a copy got the first answer. Where plain commands decide nothing, the script is asked."""
+    return reply[0] == b"undecided" or _timeless(reply) == _timeless(first)
 
 
 def _put(callers: tuple[Caller, ...], at: int, one: Caller) -> tuple[Caller, ...]:

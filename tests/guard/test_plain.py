@@ -18,9 +18,9 @@ from idemgate import AlreadyInProgress, Gate
 from idemgate.cli.acl_rules import rule
 from idemgate.core.calls import Call, new_id
 from idemgate.core.codec import Codec
+from idemgate.errors import OutcomeUnknown, ReplayedFailure, ServerRejected, UnexpectedData
 from idemgate.guard.claim_calls import Claims
 from idemgate.guard.options import claim_options
-from idemgate.errors import OutcomeUnknown, ReplayedFailure, ServerRejected, UnexpectedData
 from idemgate.lua import Script
 from tests.conftest import PASSWORD, Face
 from tests.faults import broken
@@ -301,7 +301,9 @@ async def test_a_lost_reply_is_asked_for_again(plain: Any, plain_url: str, tmp_p
     wire.close()
 
 
-async def test_a_caller_that_is_cancelled_while_it_claims_holds_nothing(plain: Any, plain_url: str, tmp_path: Path) -> None:
+async def test_a_caller_that_is_cancelled_while_it_claims_holds_nothing(
+    plain: Any, plain_url: str, tmp_path: Path
+) -> None:
     wire = Wire(plain_url, tmp_path / "wire.sock")
     gate = Gate(wire.url, namespace=plain.gate.namespace, timeout="60s")
     await ask_for_plain(Face(gate, True))
@@ -349,7 +351,7 @@ async def test_foreign_data_is_told_by_the_script(plain: Any, plain_raw: Any, br
     else:
         await plain.claim("k")
         plain_raw.persist(name)
-    with pytest.raises(UnexpectedData, match="another type|another layout|lost its expiry"):
+    with pytest.raises(UnexpectedData, match=r"another type|another layout|lost its expiry"):
         await plain.claim("k")
     plain_raw.delete(name)
     await (await plain.claim("k")).release()
@@ -424,7 +426,7 @@ async def test_a_user_whose_rights_are_taken_gets_the_error_of_the_script_and_no
     assert record("k")[0] != CLAIM
 
 
-async def test_a_connection_that_now_leads_to_an_older_server_falls_back(face: Any, url: str, raw: Any, namespace: str) -> None:
+async def test_a_connection_that_now_leads_to_an_older_server_falls_back(face: Any, url: str, namespace: str) -> None:
     """The server of this test process may lack SET IFEQ, and before Redis 7.0 SET NX GET."""
     gate = Gate(url, namespace=f"{namespace}-old")
     face = Face(gate, face.awaiting)
@@ -443,7 +445,9 @@ async def test_a_connection_that_now_leads_to_an_older_server_falls_back(face: A
     gate.close()
 
 
-async def test_what_was_claimed_is_completed_when_the_server_is_out_of_memory(plain: Any, plain_raw: Any, record: Any) -> None:
+async def test_what_was_claimed_is_completed_when_the_server_is_out_of_memory(
+    plain: Any, plain_raw: Any, record: Any
+) -> None:
     claim = await plain.claim("k")
     assert record("k")[0] == CLAIM
     plain_raw.config_set("maxmemory", 1)

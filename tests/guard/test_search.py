@@ -13,7 +13,7 @@ import pytest
 from idemgate import Gate
 from tests.exhaustive import choose_depth
 from tests.faults import broken
-from tests.guard.search import Search, Violation
+from tests.guard.search import PLAIN, Search, Violation
 
 DEPTH = choose_depth(4, 5, 6)  # one more takes about eight times as long
 SCOPES = {
@@ -21,6 +21,12 @@ SCOPES = {
     "an owner that vanished is waited for": {"hold": True},
     "a failure is shared with those who waited": {"share": True},
 }
+PLAIN_SCOPES = {
+    "claims without a script, taken over": {"plain": True},
+    "claims without a script, waited for": {"plain": True, "hold": True},
+}
+FROM_7 = pytest.mark.servers("7.0")
+"""Redis 6.2 has no PEXPIRETIME, and no such claims."""
 
 
 @pytest.mark.timeout(7200)
@@ -32,6 +38,25 @@ def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str, dept
     assert states > 500
     record_fault(
         "every order of steps of a guarded key, with lost replies and late copies (N: states)",
+        states,
+        promises="P1 P2 P3 P4 P5 P6",
+        exhaustive=True,
+        steps=f"{depth}",
+    )
+
+
+@FROM_7
+@pytest.mark.timeout(7200)
+@DEPTH
+@pytest.mark.parametrize("scope", PLAIN_SCOPES)
+def test_no_interleaving_with_plain_commands_breaks_a_promise(
+    raw: Any, gate: Gate, scope: str, depth: int, record_fault: Any
+) -> None:
+    states = Search(raw, gate, {}, **PLAIN_SCOPES[scope]).run(depth)
+    print(f"{scope}: {states:,} states within {depth} steps")
+    assert states > 500
+    record_fault(
+        "every order of steps of a key that is claimed and completed with and without a script (N: states)",
         states,
         promises="P1 P2 P3 P4 P5 P6",
         exhaustive=True,
@@ -94,3 +119,44 @@ def test_a_fault_in_a_script_is_found(raw: Any, gate: Gate, scope: str, name: st
         Search(raw, gate, {name: broken(name, fault)}, **SCOPES[scope]).run(6)
     print(found.value)
     Search(raw, gate, {}, **SCOPES[scope]).follow(found.value.path)  # as it is, the script breaks nothing there
+
+
+FREE, HELD = PLAIN_SCOPES
+PLAIN_FAULTS = [
+    (FREE, "guard/claim", "the lease of a plain claim never ends"),
+    (FREE, "guard/claim", "a plain claim belongs to all"),
+    (FREE, "guard/complete", "a plain claim belongs to all"),
+    (FREE, "guard/complete", "a plain claim has no token"),
+    (FREE, "guard/claim", "what a plain command completed is free"),
+    (FREE, "guard/claim", "what a plain command completed is done for ever"),
+    (FREE, "guard/complete", "what a plain command completed has no token"),
+    (HELD, "guard/claim", "an owner of a plain claim that vanished is not waited for"),
+    (FREE, "guard/renew", "a former owner beats"),
+    (FREE, "guard/forget", "forgetting lets tokens fall"),
+]
+WRONG_COMMANDS = {
+    "a claim replaces what is there": ("plain/claim", '"NX", ', ""),
+    "a claim lasts for no time": ("plain/claim", "now + ARGV[3]", "now + 1"),
+    "a completion replaces any record": ("plain/complete", 'redis.call("GET", KEYS[1]) ~= ARGV[6]', "false"),
+    "a completion lasts for no time": ("plain/complete", "now + ARGV[5]", "now + 1"),
+}
+
+
+@FROM_7
+@pytest.mark.parametrize(("scope", "name", "fault"), PLAIN_FAULTS)
+@pytest.mark.slow
+def test_a_fault_about_a_plain_record_is_found(raw: Any, gate: Gate, scope: str, name: str, fault: str) -> None:
+    with pytest.raises(Violation) as found:
+        Search(raw, gate, {name: broken(name, fault)}, **PLAIN_SCOPES[scope]).run(6)
+    print(found.value)
+    Search(raw, gate, {}, **PLAIN_SCOPES[scope]).follow(found.value.path)
+
+
+@FROM_7
+@pytest.mark.parametrize("fault", WRONG_COMMANDS)
+def test_a_wrong_plain_command_is_found(raw: Any, gate: Gate, fault: str) -> None:
+    name, right, wrong = WRONG_COMMANDS[fault]
+    assert right in PLAIN[name]
+    with pytest.raises(Violation) as found:
+        Search(raw, gate, {name: PLAIN[name].replace(right, wrong)}, plain=True).run(5)
+    print(found.value)

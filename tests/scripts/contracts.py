@@ -29,7 +29,7 @@ READS = _set("""EXISTS HEXISTS HGET HGETALL HKEYS HLEN HMGET HSTRLEN HVALS PTTL 
 WRITES = _set("""DEL HDEL HINCRBY HSET HSETNX PERSIST PEXPIRE PEXPIREAT PUBLISH UNLINK ZADD ZINCRBY ZPOPMAX
     ZPOPMIN ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE LPUSH RPUSH LPOP RPOP LTRIM SADD SREM XADD SET INCRBY
     XCLAIM XGROUP""")
-"""What Redis 6.2 knows too, and a script of ours may use. It does not know PEXPIRETIME, and has no record that needs it."""
+"""What Redis 6.2 knows too, and a script of ours may use; but it has no record that needs PEXPIRETIME."""
 GLOBALS = _set("""KEYS ARGV redis cmsgpack struct math string table tonumber tostring type ipairs pairs unpack select
     error next assert pcall""")
 KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
