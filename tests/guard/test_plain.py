@@ -7,6 +7,8 @@ the key's expiry, from which the times of such a record follow.
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from idemgate.lua import Script
 from tests.conftest import PASSWORD, Face
 from tests.faults import broken
 from tests.guard.conftest import Wire, ask_for_plain
+from tests.proxy import Proxy
 from tests.waiting import eventually
 
 CLAIM, DONE = 192, (245, 246, 247)
@@ -299,6 +302,30 @@ async def test_a_lost_reply_is_asked_for_again(plain: Any, plain_url: str, tmp_p
     await gate.aio.close()
     gate.close()
     wire.close()
+
+
+async def test_work_runs_once_while_requests_and_replies_are_lost(
+    plain: Any, plain_url: str, drawn: random.Random
+) -> None:
+    """Callers of 64 keys, some of which several callers want at once, so that plain commands and scripts alternate."""
+    runs, keys = Counter[str](), [f"k{n}" for n in range(64)]
+    with Proxy(plain_url) as proxy:
+        gate = Gate(proxy.url, namespace=plain.gate.namespace, timeout="60s")
+        face = await ask_for_plain(Face(gate, plain.awaiting))
+        handle = face.once(key="{k}", scope="s", on_in_progress="wait", wait="50s")(
+            lambda k: runs.update([k]) or f"did {k}"
+        )
+        for word in (b"$2\r\nNX\r\n", b"$4\r\nIFEQ\r\n", b"EVALSHA"):
+            for fault in (proxy.cut_reply, proxy.drop_request, proxy.double_request):
+                fault(word, times=3)
+        for start in range(0, 64, 16):
+            calls = [key for key in keys[start : start + 16] for _ in range(drawn.choice((1, 1, 3)))]
+            drawn.shuffle(calls)
+            assert await asyncio.gather(*map(handle, calls)) == [f"did {key}" for key in calls]
+        assert proxy.planned < 27
+        await gate.aio.close()
+        gate.close()
+    assert runs == dict.fromkeys(keys, 1)
 
 
 async def test_a_caller_that_is_cancelled_while_it_claims_holds_nothing(
