@@ -360,10 +360,6 @@ class PlainCompletion(Call[bool]):
 
     __slots__ = ("plain",)
 
-    def __init__(self, script: Script, keys: tuple[bytes, ...], args: Sequence[Arg], plain: bytes) -> None:
-        super().__init__(script, keys, args, _is_completed)
-        self.plain = plain
-
     def answer_plain(self, reply: Any) -> bool | None:
         """Return True if it was stored. None: the record is another one."""
         return True if reply == b"OK" else None
@@ -536,7 +532,10 @@ class Claims:
             (code, minutes, end), token, name = plain, fence.to_bytes(7), record[0]
             size = b"*7\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, 10 + len(result))
             framed = b"".join((size, code, token, minutes, result, b"\r\n$4\r\nIFEQ\r\n$30\r\n", stored, end))
-            return PlainCompletion(complete, record, (b"", kind, owner, fence, retention, result), framed)
+            args = b"", kind, owner, fence, retention, result
+            completion = PlainCompletion(complete, record, args, _is_completed)
+            completion.plain = framed
+            return completion
         if self.clock is not None or len(owner) != _OWNER or not _FENCES <= fence < 10 * _FENCES:
             return Call(complete, record, (stamp(self.clock), kind, owner, fence, retention, result), _is_completed)
         name = record[0]
