@@ -42,7 +42,7 @@ def test_a_repr_tells_what_matters_and_no_payload() -> None:
     )
     assert repr(_read(due=2**48 - 1, group=b"")) == f"<Message due={2**48 - 1} ms reason=window count=2 attempts=4>"
     peek = Peek(message, moment(1), None, None, None)
-    letter = DeadLetter("0-1", "k\n", "no", moment(1), 4, 2, moment(1), moment(1), message)
+    letter = DeadLetter("0-1", "k\n", "no", moment(1), 4, 2, moment(1), moment(1), message, b"")
     assert repr(peek).startswith("Peek(pending=<Message due=2023-11-14")
     assert repr(letter).startswith(r"DeadLetter(id='0-1', key='k\n', reason='no'")
     assert "secret" not in repr(peek) + repr(letter)
