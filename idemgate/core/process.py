@@ -7,7 +7,7 @@ import socket
 import sys
 from pathlib import PurePath
 
-__all__ = ["process_name"]
+__all__ = ["process_name", "program_name"]
 
 _LONGEST = 100
 """The most characters of the program and of the host."""
@@ -15,13 +15,12 @@ _LONGEST = 100
 
 def process_name() -> str:
     """Return the program, the pid and the host, such as "worker.py, pid 4711 on web-1"."""
-    program = _cut(_program(sys.argv[0] if sys.argv else ""))
-    return f"{program}, pid {os.getpid()} on {_cut(socket.gethostname())}"
+    return f"{_cut(program_name())}, pid {os.getpid()} on {_cut(socket.gethostname())}"
 
 
-def _program(path: str) -> str:
-    """Return the file of a program, the package of `python -m package`, or "python" for code that is in no file."""
-    file = PurePath(path)
+def program_name() -> str:
+    """Return the file of the program, the package of `python -m package`, or "python" for code that is in no file."""
+    file = PurePath(sys.argv[0] if sys.argv else "")
     return (file.parent.name if file.name == "__main__.py" else file.name) or "python"
 
 

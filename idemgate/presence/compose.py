@@ -7,10 +7,10 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from idemgate.core.clock import monotonic
+from idemgate.core.process import program_name
 from idemgate.core.version import VERSION
 from idemgate.guard.heartbeat import Heartbeat
 from idemgate.presence.location import find_location
@@ -44,7 +44,7 @@ class Composer:
         places = [runner.places() for runner in runners]
         facts = {
             "host": _cut(socket.gethostname(), LONGEST_NAME), "pid": os.getpid(), "version": VERSION,
-            "program": _cut(_program(), LONGEST_NAME),
+            "program": _cut(program_name(), LONGEST_NAME),
             "role": "+".join(sorted({runner.role for runner in runners}, reverse=True)) or "client",
             "up": _ms(now - self._started), "places": [sum(one) for one in zip(*places, strict=True)] or [0, 0],
         }  # fmt: skip
@@ -148,12 +148,6 @@ class Past:
         self._recent.append(numbers)
         self._reports += 1
         return found[0], found[1]
-
-
-def _program() -> str:
-    """Return the name of the program: of its file, or of the package that `python -m` runs."""
-    path = Path(sys.argv[0] if sys.argv else "")
-    return path.parent.name if path.name == "__main__.py" else path.name
 
 
 def _ms(seconds: float) -> int:
