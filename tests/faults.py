@@ -167,7 +167,7 @@ FAULTS = {
     "a turn ends anew what it ended": Fault("turn-copy", "nothing"),
     "a copy of a turn takes more": Fault("turn-takes", "not known_reply => true"),
     # of other scripts of a topic
-    "what is cancelled stays scheduled": Fault("cancel-scheduled", "gone"),
+    "what is cancelled stays scheduled": Fault("cancel-scheduled", "unschedule(K, key, m) => nil"),
     "what is cancelled in flight goes on": Fault("cancel-running", "true => false"),
     "what is buried by its key is gone": Fault("buried-key", "gone"),
     "what runs is cancelled with what is buried": Fault("bury-running", " and not failure => "),

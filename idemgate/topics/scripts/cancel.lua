@@ -55,10 +55,13 @@ if packed then
     redis.call("HEXISTS", K.dead_data, "")
     redis.call("HSET", K.meta, "fence", digits(token))
   end
-  unschedule(K, key, m) -- fault: cancel-scheduled
+  local stood = unschedule(K, key, m) -- fault: cancel-scheduled
   redis.call("HDEL", hash, key)
   if failure then
     --- @include "topics/lib/dead_letters"
+    if stood and stood ~= m.due then
+      m.due, m.why = stood, reason.flush
+    end
     add_dead_letter(K, key, m, failure, token, now_ms) -- fault: buried-key
     discard_dead_letters(K, p, now_ms)
   end
