@@ -7,7 +7,7 @@ import argparse
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple, cast
@@ -120,6 +120,9 @@ def _report(data: bytes) -> object:
 
 
 def _letter(data: bytes) -> None:
+    for merge in _MERGES.values():  # as a file may hold it
+        with suppress(DecodeError):
+            TopicCalls("n", "t", replace(_LOCAL, merge=merge), _CODEC, None).check_stored(data)
     letter = decode_dead_letter(0, b"7", data, _MERGES["last"], _CODEC)
     _all_of(letter, letter.message)
 
@@ -206,6 +209,7 @@ def _calls() -> Iterator[Call[Any]]:
     yield topic.peek("k")
     yield topic.dead(0, DeadFilter(), 10)
     yield topic.take_dead(0, "redrive", [])
+    yield from topic.load_dead([(b"k", b"letter")]).calls
     yield from topic.pause().calls
     yield registry.list_entries("n", None)
     yield slotaudit.read_slot(slotaudit.Slot("n", "t", 0, 1), None, 100, 1000)
