@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from idemgate.core.activity import BOUNDS
 from idemgate.core.calls import run_plan
-from idemgate.core.histogram import BOUNDS
 from idemgate.core.text import one_line
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate

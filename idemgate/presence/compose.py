@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from idemgate.core.activity import Failure
 from idemgate.core.clock import monotonic
 from idemgate.core.process import program_name
 from idemgate.core.version import VERSION
 from idemgate.guard.heartbeat import Heartbeat
 from idemgate.presence.location import find_location
 from idemgate.presence.report import LISTED, pack_report
-from idemgate.store.activity import Failure
 from idemgate.store.context import Context, Running
 
 __all__ = ["Composer", "Redact"]

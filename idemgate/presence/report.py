@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from itertools import zip_longest
 from typing import Any
 
+from idemgate.core.activity import BOUNDS
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.codec.packing import pack
-from idemgate.core.histogram import BOUNDS
 
 __all__ = ["MAX_BYTES", "Counter", "Process", "RunningWork", "Times", "WorkFailure", "decode_report", "pack_report"]
 

@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import redis.exceptions as rx
 
+from idemgate.core.activity import Sampled
 from idemgate.core.calls import Batch, Call, Incomplete, PerKeyCall, SlotMoved, run_plan_async
 from idemgate.core.clock import monotonic
-from idemgate.core.histogram import Sampled
 from idemgate.errors import StoreUnavailable
 from idemgate.store.cluster.aio import AsyncCluster
 from idemgate.store.connection_aio import AsyncConnection, SingleServer, raise_if_error

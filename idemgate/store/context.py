@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 from weakref import WeakSet
 
+from idemgate.core.activity import Activity
 from idemgate.core.calls import MAX_ENTRIES
 from idemgate.core.clock import Clock, monotonic
 from idemgate.core.codec import Codec
@@ -17,7 +18,6 @@ from idemgate.core.counters import Counters
 from idemgate.core.forks import lock_reset_at_fork, run_in_child
 from idemgate.core.scopes import DefaultScopes
 from idemgate.errors import NotConfigured
-from idemgate.store.activity import Activity
 from idemgate.store.durability import Durability
 from idemgate.store.heartbeat import HeartbeatThread
 

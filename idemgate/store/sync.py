@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import redis.exceptions as rx
 
+from idemgate.core.activity import Sampled
 from idemgate.core.backoff import SOCKET_TIMEOUT, retry_pause
 from idemgate.core.calls import Batch, Call, Incomplete, PerKeyCall, SlotMoved, run_plan
 from idemgate.core.clock import monotonic
 from idemgate.core.forks import lock_reset_at_fork
-from idemgate.core.histogram import Sampled
 from idemgate.store.clients import sync_client, sync_pool
 from idemgate.store.cluster.sync import SyncCluster
 from idemgate.store.connection import ConnectionPool

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idemgate.core.histogram import BOUNDS, Histogram
+from idemgate.core.activity import BOUNDS, Histogram
 from idemgate.errors import DecodeError
 from idemgate.presence.compose import Past
 from idemgate.presence.report import MAX_BYTES, Process, decode_report, pack_report
