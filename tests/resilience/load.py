@@ -252,7 +252,7 @@ def calls(order: Order) -> Callable[[], object]:
 
     def check_renewals() -> None:
         """An interrupted call must leave no renewal, which would lock its key."""
-        left = [one for one in gate.context.heartbeat._living() if not one.optional]
+        left = [one for one in gate.context.heartbeat.living() if not one.optional]
         if left and order["flavour"] == "interrupted":
             say("wrong", f"an interrupted call left {len(left)} renewals")
 

@@ -255,7 +255,7 @@ def test_a_finalizer_that_starts_a_lease_does_not_end_the_heartbeat_thread(live:
         Garbage()
         # When the renewals are read, then that raises nothing
         while len(started) < 200:
-            list(live.context.heartbeat._living())
+            list(live.context.heartbeat.living())
     finally:
         gc.set_threshold(*thresholds)
 
