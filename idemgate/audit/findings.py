@@ -9,14 +9,14 @@ from typing import Literal, NamedTuple
 
 __all__ = ["KINDS", "Finding", "Report", "Severity", "quote_argument"]
 
-Severity = Literal["error", "warning"]
+Severity = Literal["critical", "warning"]
 
 
 class Kind(NamedTuple):
     """A kind of fault.
 
     Attributes:
-        severity: "error" if it breaks a promise, else "warning".
+        severity: "critical" if it breaks a promise, else "warning".
         cause: the likely cause.
         mend: the repair, unless the finding has a more specific one.
     """
@@ -34,16 +34,16 @@ _PARTLY = (
 _BUG = "please report it with the finding: the scripts write both values together"
 KINDS: dict[str, Kind] = {
     "conservation": Kind(
-        "error",
+        "critical",
         f"messages were added or removed: {_PARTLY}",
         "repair the other findings first; compare with the sender's data, and trigger the missing messages again. After"
         " a refused call only the counters may differ",
     ),
-    "orphan": Kind("error", _PARTLY, "remove the orphaned entry"),
-    "unplaced": Kind("error", _PARTLY, "schedule it"),
-    "misplaced": Kind("error", _PARTLY, "remove the wrong entry"),
+    "orphan": Kind("critical", _PARTLY, "remove the orphaned entry"),
+    "unplaced": Kind("critical", _PARTLY, "schedule it"),
+    "misplaced": Kind("critical", _PARTLY, "remove the wrong entry"),
     "stuck": Kind(
-        "error",
+        "critical",
         f"the end of a delivery did not schedule the waiting message: {_PARTLY}",
         "schedule it, or end a delivery of the group",
     ),
@@ -53,29 +53,29 @@ KINDS: dict[str, Kind] = {
         "nothing: they are scheduled when the next delivery of the group ends",
     ),
     "held": Kind(
-        "error", f"the group holds a key that never leaves it, or a key twice: {_PARTLY}", "remove it from the group"
+        "critical", f"the group holds a key that never leaves it, or a key twice: {_PARTLY}", "remove it from the group"
     ),
     "overlap": Kind(
-        "error",
+        "critical",
         f"group_concurrency was lowered while these ran; or {_PARTLY}",
         "wait for the deliveries to end, and audit again",
     ),
     "lease": Kind(
-        "error",
+        "critical",
         _OTHERS,
         "end the lease now; for a delivery only if no worker handles it",
     ),
     "fence": Kind(
-        "error",
+        "critical",
         f"{_PARTLY}; or a lossy failover. For a token far ahead: {_OTHERS}, or the clock was set back by days",
         "raise the slot's fence above every granted token; for a token far ahead find out who wrote it",
     ),
     "undecodable": Kind(
-        "error", f"{_OTHERS}, or a version that packs differently", "inspect it; delete it if no program can read it"
+        "critical", f"{_OTHERS}, or a version that packs differently", "inspect it; delete it if no program can read it"
     ),
-    "disagrees": Kind("error", _PARTLY, _BUG),
+    "disagrees": Kind("critical", _PARTLY, _BUG),
     "wrong-slot": Kind(
-        "error",
+        "critical",
         "the number of slots was changed without idemgate, or a key was renamed",
         "trigger it again, and delete this entry",
     ),
@@ -85,22 +85,22 @@ KINDS: dict[str, Kind] = {
         "if none is running, start it again: idemgate topic reshard TOPIC N, or idemgate topic delete TOPIC",
     ),
     "closed": Kind(
-        "error",
+        "critical",
         "a change of the number of slots was interrupted, and its registry entry was lost",
         "start the change again: idemgate topic reshard TOPIC N",
     ),
     "unregistered": Kind(
-        "error",
+        "critical",
         "the registry was deleted, or lost an entry",
         "open the topic again with its policy, or delete the slot's keys",
     ),
-    "no-expiry": Kind("error", f"{_OTHERS} (PERSIST, SET)", "set an expiry"),
-    "expires": Kind("error", f"{_OTHERS} (EXPIRE)", "remove the expiry"),
+    "no-expiry": Kind("critical", f"{_OTHERS} (PERSIST, SET)", "set an expiry"),
+    "expires": Kind("critical", f"{_OTHERS} (EXPIRE)", "remove the expiry"),
     "forgotten-never": Kind("warning", _PARTLY, "remove the entry that never expires"),
     "foreign": Kind(
         "warning", _OTHERS, "use a separate namespace for each program; delete the key if it is not needed"
     ),
-    "wrong-type": Kind("error", _OTHERS, "rename or delete that key; until then every call to it fails"),
+    "wrong-type": Kind("critical", _OTHERS, "rename or delete that key; until then every call to it fails"),
     "layout": Kind(
         "warning",
         f"a newer or older idemgate uses this namespace; for a slot without a layout: {_OTHERS}",
@@ -112,22 +112,22 @@ KINDS: dict[str, Kind] = {
         "audit with a higher limit when the load is low",
     ),
     "fence-fell": Kind(
-        "error",
+        "critical",
         "tokens were lost: a lossy failover, or a restart without an append-only file",
         "check the writes of the owner with the lower token: a fence may have rejected them",
     ),
     "ran-again": Kind(
-        "error",
+        "critical",
         "the record of the completion was lost, or retention was shorter than the delay of the duplicate",
         "undo the second effect",
     ),
     "overlap-key": Kind(
-        "error",
+        "critical",
         "a lease lapsed while its handler ran on, and it wrote no 'gone'; or promise P10 is broken",
         "let your database refuse stale owners: a fence, or a key stored with the effect",
     ),
     "overlap-group": Kind(
-        "error",
+        "critical",
         "a lease lapsed while its handler ran on, and it wrote no 'gone'; or promise P10 is broken",
         "let your database refuse stale owners: a fence, or a key stored with the effect",
     ),
@@ -156,7 +156,7 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """The severity: an "error" breaks a promise, a "warning" does not yet."""
+        """The severity: what is "critical" breaks a promise, a "warning" does not yet."""
         return KINDS[self.kind].severity
 
     @property
@@ -191,9 +191,9 @@ class Report:
         return not self.findings
 
     @property
-    def errors(self) -> tuple[Finding, ...]:
+    def critical(self) -> tuple[Finding, ...]:
         """The findings that break a promise."""
-        return tuple(one for one in self.findings if one.severity == "error")
+        return tuple(one for one in self.findings if one.severity == "critical")
 
     @property
     def by_kind(self) -> Counter[str]:

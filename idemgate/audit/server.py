@@ -10,7 +10,7 @@ from idemgate.subscribers.expiry.rules import add_event_flags, missing
 
 __all__ = ["OLDEST", "Check", "CheckState", "Seen", "diagnose", "durable", "notifications"]
 
-CheckState = Literal["ok", "warning", "error", "skipped"]
+CheckState = Literal["ok", "warning", "critical", "skipped"]
 OLDEST = (6, 2)
 APART = 5.0
 """The maximum difference of the client's and the server's clock in seconds. Beyond it, `at=` is ambiguous."""
@@ -75,7 +75,7 @@ def _server(seen: Seen) -> Iterator[Check]:
         what = f"{others[0].partition('_')[0]} {seen.info[others[0]]}: not tested with idemgate"
         yield Check("server", "warning", what, "use Redis >= 6.2 or Valkey")
     elif tuple(map(int, re.findall(r"[0-9]{1,9}", version))) < OLDEST:
-        yield Check("server", "error", f"{name} is too old", "use Redis >= 6.2 or Valkey")
+        yield Check("server", "critical", f"{name} is too old", "use Redis >= 6.2 or Valkey")
     else:
         yield Check("server", "ok", name)
 
@@ -83,9 +83,9 @@ def _server(seen: Seen) -> Iterator[Check]:
 def _role(seen: Seen) -> Iterator[Check]:
     if seen.info.get("role", "master") != "master":
         where = f"{seen.info.get('master_host')}:{seen.info.get('master_port')}"
-        yield Check("role", "error", "a replica: it rejects every write", f"connect to its primary, {where}")
+        yield Check("role", "critical", "a replica: it rejects every write", f"connect to its primary, {where}")
     if seen.number("loading"):
-        yield Check("role", "error", "it is still loading its data", "wait, and check again")
+        yield Check("role", "critical", "it is still loading its data", "wait, and check again")
 
 
 def _eviction(seen: Seen) -> Iterator[Check]:
@@ -94,14 +94,14 @@ def _eviction(seen: Seen) -> Iterator[Check]:
     if policy != "noeviction":
         when = "when memory is full" if limit else "as soon as maxmemory is set"
         what = f"{policy}: {when}, records and messages are evicted silently"
-        yield Check("eviction", "error" if limit else "warning", what, mend)
+        yield Check("eviction", "critical" if limit else "warning", what, mend)
     else:
         yield Check("eviction", "ok", "noeviction")
     if seen.number("evicted_keys"):
         what = (
             f"{seen.number('evicted_keys'):,} keys were evicted since the server started; some may belong to idemgate"
         )
-        yield Check("evicted", "error", what, f"{mend}; then idemgate doctor --audit")
+        yield Check("evicted", "critical", what, f"{mend}; then idemgate doctor --audit")
 
 
 def _memory(seen: Seen) -> Iterator[Check]:
@@ -116,7 +116,7 @@ def _memory(seen: Seen) -> Iterator[Check]:
     )
     mend = "more memory, a shorter retention, or fewer dead letters"
     if share >= 0.95:
-        yield Check("memory", "error", f"{what}: new claims and triggers fail, or soon will", mend)
+        yield Check("memory", "critical", f"{what}: new claims and triggers fail, or soon will", mend)
     elif share >= 0.8:
         yield Check("memory", "warning", what, mend)
     else:
@@ -150,7 +150,7 @@ def _persistence(seen: Seen) -> Iterator[Check]:
         yield Check("persistence", "warning", what, mend)
     elif not snapshots:
         what = "none: a restart loses all messages and records, so completed work may run again"
-        yield Check("persistence", "error", what, mend)
+        yield Check("persistence", "critical", what, mend)
     else:
         seconds = max(int(word) for word in snapshots.split()[::2])
         what = f"snapshots only: a crash loses up to {seconds:,} s of accepted claims and messages"
@@ -159,11 +159,11 @@ def _persistence(seen: Seen) -> Iterator[Check]:
 
 def _disk(seen: Seen) -> Iterator[Check]:
     if seen.info.get("aof_last_write_status", "ok") != "ok":
-        yield Check("disk", "error", "the append-only file cannot be written", "check the server's log and disk")
+        yield Check("disk", "critical", "the append-only file cannot be written", "check the server's log and disk")
     elif seen.info.get("rdb_last_bgsave_status", "ok") != "ok":
         stops = seen.setting("stop-writes-on-bgsave-error", "yes") == "yes"
         what = "the last snapshot failed" + (", so every write fails" if stops else "")
-        yield Check("disk", "error" if stops else "warning", what, "check the server's log and disk")
+        yield Check("disk", "critical" if stops else "warning", what, "check the server's log and disk")
 
 
 def _replicas(seen: Seen) -> Iterator[Check]:
@@ -181,7 +181,7 @@ def _replicas(seen: Seen) -> Iterator[Check]:
 def _cluster(seen: Seen) -> Iterator[Check]:
     if seen.number("cluster_enabled") and not seen.in_cluster:
         what = "the server is a node of a cluster, and the URL is that of a single server"
-        yield Check("cluster", "error", what, "redis+cluster://host:port instead of redis://host:port")
+        yield Check("cluster", "critical", what, "redis+cluster://host:port instead of redis://host:port")
         return
     if seen.in_cluster and not seen.cluster:
         yield Check("cluster", "skipped", "no permission for CLUSTER INFO")
@@ -191,7 +191,7 @@ def _cluster(seen: Seen) -> Iterator[Check]:
     failing = int(seen.cluster.get("cluster_slots_pfail", 0)) + int(seen.cluster.get("cluster_slots_fail", 0))
     what = f"state {state}, {assigned} of 16384 slots assigned, {failing} failing"
     if state != "ok" or assigned != "16384":
-        yield Check("cluster", "error", what, "redis-cli --cluster fix host:port")
+        yield Check("cluster", "critical", what, "redis-cli --cluster fix host:port")
     elif failing:
         yield Check("cluster", "warning", what, "redis-cli --cluster check host:port")
     else:
@@ -205,7 +205,7 @@ def _clock(seen: Seen) -> Iterator[Check]:
     mend = "run an NTP client on both machines, and let it slew instead of step"
     if abs(seen.jumped) > JUMP:
         what = f"the server's clock jumped by {seen.jumped:+.1f} s during the checks: leases may expire early"
-        yield Check("clock", "error", what, mend)
+        yield Check("clock", "critical", what, mend)
     elif abs(seen.apart) > APART:
         what = f"the server is {abs(seen.apart):.1f} s {'ahead' if seen.apart > 0 else 'behind'}: at= means its time"
         yield Check("clock", "warning", what, mend)

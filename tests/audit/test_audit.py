@@ -570,7 +570,7 @@ def test_a_planted_fault_is_found_alone_and_the_printed_commands_mend_it(hand: H
     report = found()
     assert {*report.by_kind} == {kind}, str(report)
     assert all(one.key.endswith(place) and one.cause and one.remedy for one in report.findings), str(report)
-    assert bool(report.errors) is (KINDS[kind].severity == "error")
+    assert bool(report.critical) is (KINDS[kind].severity == "critical")
     # And the commands that are printed mend it
     wholly = all(map(is_command, report.findings))
     for _ in range(3):  # one may show another
@@ -711,7 +711,7 @@ def test_of_two_faults_the_commands_mend_both(hand: Hand, found: Any, turn: int)
         report = found()
     # Then nothing is left to be done, and no error that had a command
     assert not any(map(is_command, report.findings)), f"{one} + {other}\n{report}"
-    assert not (wholly and report.errors), f"{one} + {other}\n{report}"
+    assert not (wholly and report.critical), f"{one} + {other}\n{report}"
 
 
 def test_a_key_that_stands_in_two_places_is_told_with_both(hand: Hand, found: Any) -> None:
@@ -797,7 +797,7 @@ def test_what_is_too_large_is_not_read_and_said(full: Gate) -> None:
     for limits in ({"most": 3}, {"most_bytes": 10}):
         report = audit(full, **limits)
         assert report.by_kind == {"unread": 2}
-        assert report.errors == ()
+        assert report.critical == ()
         assert report.counted["pending"] == 0
 
 
@@ -946,7 +946,7 @@ def test_a_change_of_slots_that_was_cut_off_is_said_with_what_goes_on_with_it(ga
     # Then that is said, and is all that is
     report = audit(gate)
     assert report.by_kind == {"changing": 1}
-    assert report.errors == ()
+    assert report.critical == ()
     (one,) = report.findings
     assert "'t' is being changed to 4 slots" in one.what
     assert one.remedy == "unless a command does this now: idemgate topic reshard t 4"
@@ -977,7 +977,7 @@ def test_slots_that_are_changed_to_and_fro_are_no_fault(gate: Gate, turns: int) 
     # Then it is sound each time, but for a change that was under way from the beginning to the end of an audit
     changing.result()
     assert [str(one) for one in reports if {*one.by_kind} > {"changing"}] == []
-    assert [str(one) for one in reports if one.errors] == []
+    assert [str(one) for one in reports if one.critical] == []
     assert audit(gate).sound
 
 

@@ -50,7 +50,7 @@ def doctor(capsys: pytest.CaptureFixture[str]) -> Doctor:
 
 
 def wrong(told: dict[str, Any]) -> dict[str, str]:
-    return {one["name"]: one["state"] for one in told["checks"] if one["state"] in ("warning", "error")}
+    return {one["name"]: one["state"] for one in told["checks"] if one["state"] in ("warning", "critical")}
 
 
 def test_a_sound_server_is_called_sound(start: Any, doctor: Doctor) -> None:
@@ -68,7 +68,7 @@ WRONG: dict[str, tuple[tuple[str, ...], dict[str, str], int, str]] = {
     # name: options, what is found, exit code, a part of what mends it
     "eviction with a limit": (
         (*SOUND, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"),
-        {"eviction": "error"},
+        {"eviction": "critical"},
         1,
         "CONFIG SET maxmemory-policy noeviction ",
     ),
@@ -78,7 +78,7 @@ WRONG: dict[str, tuple[tuple[str, ...], dict[str, str], int, str]] = {
         0,
         "CONFIG SET maxmemory-policy noeviction ",
     ),
-    "nothing persistent": (("--appendonly", "no"), {"persistence": "error"}, 1, "appendonly yes"),
+    "nothing persistent": (("--appendonly", "no"), {"persistence": "critical"}, 1, "appendonly yes"),
     "snapshots only": (("--save", "3600", "1"), {"persistence": "warning"}, 0, "appendonly yes"),
     "never fsynced": (
         ("--appendonly", "yes", "--appendfsync", "no"),
@@ -87,9 +87,14 @@ WRONG: dict[str, tuple[tuple[str, ...], dict[str, str], int, str]] = {
         "appendfsync everysec",
     ),
     # Less than a server takes for itself: Redis 6.2 0.8 MB.
-    "memory nearly full": ((*SOUND, "--maxmemory", "100kb"), {"memory": "error", "calls": "error"}, 1, "more memory"),
+    "memory nearly full": (
+        (*SOUND, "--maxmemory", "100kb"),
+        {"memory": "critical", "calls": "critical"},
+        1,
+        "more memory",
+    ),
     "no listening to expiry": (SOUND, {"expiry": "warning"}, 0, "notify-keyspace-events"),
-    "a node of a cluster": ((*SOUND, "--cluster-enabled", "yes"), {"cluster": "error"}, 1, "redis+cluster://"),
+    "a node of a cluster": ((*SOUND, "--cluster-enabled", "yes"), {"cluster": "critical"}, 1, "redis+cluster://"),
 }
 
 
@@ -117,8 +122,8 @@ def test_replicas_that_need_not_be_there_and_a_replica_itself(start: Any, doctor
     assert wrong(doctor("--url", url)[1]) == {}
     code, told = doctor("--url", at_replica)
     assert code == 1
-    assert wrong(told)["role"] == "error"
-    assert wrong(told)["calls"] == "error"
+    assert wrong(told)["role"] == "critical"
+    assert wrong(told)["calls"] == "critical"
 
 
 def test_durability_that_gates_ask_for_is_tried(start: Any, doctor: Doctor) -> None:
@@ -126,16 +131,16 @@ def test_durability_that_gates_ask_for_is_tried(start: Any, doctor: Doctor) -> N
     url, client = start()
     for asked, why in (("fsync", "needs Redis 7.2 or Valkey, `appendonly yes`"), ("2", "0 of 2 replicas")):
         code, told = doctor("--url", url, "--durability", asked)
-        assert (code, wrong(told)["durability"]) == (1, "error")
+        assert (code, wrong(told)["durability"]) == (1, "critical")
         assert any(why in one["what"] for one in told["checks"] if one["name"] == "durability"), asked
     # When there is one, and where nobody asks, it is well
     client.config_set("appendonly", "yes")
     assert "durability" not in wrong(doctor("--url", url)[1])
     client.config_set("appendfsync", "always")
-    assert wrong(doctor("--url", url, "--durability", "fsync")[1]).get("durability") == ("error" if OLD else None)
+    assert wrong(doctor("--url", url, "--durability", "fsync")[1]).get("durability") == ("critical" if OLD else None)
     # And "fsync" is no more than the policy where some servers answer for what they have yet to sync
     client.config_set("appendfsync", "everysec")
-    assert wrong(doctor("--url", url, "--durability", "fsync")[1])["durability"] == ("error" if OLD else "warning")
+    assert wrong(doctor("--url", url, "--durability", "fsync")[1])["durability"] == ("critical" if OLD else "warning")
 
 
 @pytest.mark.parametrize("asked", ["memory", "0", "-1", "1.5"])
@@ -159,7 +164,7 @@ def test_what_a_user_may_not_is_said(start: Any, doctor: Doctor) -> None:
 
     def refused(user: str) -> list[str]:
         told = doctor("--url", url.replace("//", f"//{user}:x@"))[1]
-        found = [one["what"] for one in told["checks"] if one["name"] == "permissions" and one["state"] == "error"]
+        found = [one["what"] for one in told["checks"] if one["name"] == "permissions" and one["state"] == "critical"]
         refused = [one.partition(": ")[0].removeprefix("this connection may not ") for one in found]
         return [what for one in refused for what in one.split(", ")]
 
@@ -178,7 +183,7 @@ def test_a_wrong_password_is_said_once(start: Any, doctor: Doctor) -> None:
     url, client = start(*SOUND)
     client.execute_command("ACL", "SETUSER", "eye", "on", ">secret", "+@all", "~*", "&*")
     code, told = doctor("--url", url.replace("//", "//eye:wrong@"))
-    assert (code, wrong(told)) == (1, {"login": "error"})
+    assert (code, wrong(told)) == (1, {"login": "critical"})
     assert "wrong" not in str(told)
 
 
@@ -186,14 +191,14 @@ def test_a_refused_login_is_said_with_the_audit_too(start: Any, doctor: Doctor) 
     url, client = start(*SOUND)
     client.execute_command("ACL", "SETUSER", "eye", "on", ">secret", "+@all", "~*", "&*")
     code, told = doctor("--url", url.replace("//", "//eye:wrong@"), "--audit")
-    assert (code, wrong(told)) == (1, {"login": "error", "audit": "error"})
+    assert (code, wrong(told)) == (1, {"login": "critical", "audit": "critical"})
     assert "audit" not in told
 
 
 @pytest.mark.parametrize("more", [(), ("--audit",)])
 def test_a_store_that_is_away_is_said_in_the_one_object(doctor: Doctor, more: tuple[str, ...]) -> None:
     code, told = doctor("--url", "redis://127.0.0.1:1/0", *more)
-    assert (code, wrong(told)) == (1, {"store": "error"} | ({"audit": "error"} if more else {}))
+    assert (code, wrong(told)) == (1, {"store": "critical"} | ({"audit": "critical"} if more else {}))
     assert "no answer from the store" in told["checks"][-1]["what"]
 
 
@@ -239,7 +244,7 @@ def test_a_user_who_only_looks_runs_all_of_it_and_nothing_is_written(start: Any,
     # And without the word it is said that this user may not write, and what to do
     code, told = doctor("--url", asking)
     assert code == 1
-    assert all("--read-only" in one["mend"] for one in told["checks"] if one["state"] == "error")
+    assert all("--read-only" in one["mend"] for one in told["checks"] if one["state"] == "critical")
 
 
 def test_a_user_who_only_looks_sees_all_of_a_cluster(tmp_path: Path, doctor: Doctor) -> None:
@@ -293,7 +298,7 @@ def test_damage_and_other_layouts_are_shown(start: Any, capsys: pytest.CaptureFi
     assert "mend: PEXPIRE ig2:{shop:once:first:k} 86400000" in text
     assert "may come of:" in text
     assert "ig1:{shop:topics}" in text
-    assert text.rstrip().endswith("9 errors, 2 warnings")
+    assert text.rstrip().endswith("9 critical, 2 warnings")
     # And what it says mends it
     lines = [line.strip().removeprefix("mend: ") for line in out.splitlines() if "mend: ZADD" in line]
     for line in lines:
@@ -320,29 +325,29 @@ def test_a_command_line_that_is_wrong_is_2_and_a_store_that_is_away_1(
 FINE = {"redis_version": "7.0.15", "aof_enabled": 1, "total_system_memory": 100, "used_memory": 10}
 SAYINGS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "nothing wrong": ({}, {}),
-    "too old": ({"redis_version": "6.0.9"}, {"server": "error"}),
-    "a little too old": ({"redis_version": "6.1.999"}, {"server": "error"}),
+    "too old": ({"redis_version": "6.0.9"}, {"server": "critical"}),
+    "a little too old": ({"redis_version": "6.1.999"}, {"server": "critical"}),
     "old enough": ({"redis_version": "6.2.0"}, {}),
     "Valkey, which calls itself Redis 7.2 too": ({"redis_version": "7.2.4", "valkey_version": "9.1.0"}, {}),
     "neither": ({"dragonfly_version": "1.2"}, {"server": "warning"}),
     "none of the two": ({"kvrocks_version": "1.2", "redis_version": "4.0"}, {"server": "warning"}),
-    "a replica": ({"role": "slave", "master_host": "h", "master_port": 1}, {"role": "error"}),
-    "loading": ({"loading": 1}, {"role": "error"}),
+    "a replica": ({"role": "slave", "master_host": "h", "master_port": 1}, {"role": "critical"}),
+    "loading": ({"loading": 1}, {"role": "critical"}),
     "would drop keys": ({"maxmemory_policy": "allkeys-lru"}, {"eviction": "warning"}),
-    "drops keys": ({"maxmemory_policy": "allkeys-lru", "maxmemory": 100}, {"eviction": "error"}),
-    "evicted": ({"evicted_keys": 3}, {"evicted": "error"}),
+    "drops keys": ({"maxmemory_policy": "allkeys-lru", "maxmemory": 100}, {"eviction": "critical"}),
+    "evicted": ({"evicted_keys": 3}, {"evicted": "critical"}),
     "not full": ({"used_memory": 79}, {}),
     "getting full": ({"used_memory": 80}, {"memory": "warning"}),
     "almost full": ({"used_memory": 94}, {"memory": "warning"}),
-    "full": ({"used_memory": 95}, {"memory": "error"}),
-    "full, and of a machine that is not": ({"used_memory": 10, "maxmemory": 10}, {"memory": "error"}),
+    "full": ({"used_memory": 95}, {"memory": "critical"}),
+    "full, and of a machine that is not": ({"used_memory": 10, "maxmemory": 10}, {"memory": "critical"}),
     "a server that does not say": ({"total_system_memory": 0}, {"memory": "skipped"}),
-    "a disk that is full": ({"aof_last_write_status": "err"}, {"disk": "error"}),
-    "a snapshot that failed": ({"rdb_last_bgsave_status": "err"}, {"disk": "error"}),
+    "a disk that is full": ({"aof_last_write_status": "err"}, {"disk": "critical"}),
+    "a snapshot that failed": ({"rdb_last_bgsave_status": "err"}, {"disk": "critical"}),
     "enough connections": ({"connected_clients": 89, "maxclients": 100}, {}),
     "many connections": ({"connected_clients": 9, "maxclients": 10}, {"connections": "warning"}),
     "replicas that need not be there": ({"connected_slaves": 2}, {"replicas": "warning"}),
-    "a node of a cluster": ({"cluster_enabled": 1}, {"cluster": "error"}),
+    "a node of a cluster": ({"cluster_enabled": 1}, {"cluster": "critical"}),
 }
 ALWAYS = ["server", "eviction", "memory", "persistence", "clock"]
 """What is said of every server, in this order."""
@@ -354,7 +359,7 @@ def test_what_a_server_says_of_itself(name: str) -> None:
     found = diagnose(Seen(FINE | info, {"appendfsync": "always"}, 0.0, 0.0, False, {}))
     assert {one.name: one.state for one in found if one.state != "ok"} == expected
     assert [one.name for one in found if one.name in ALWAYS] == ALWAYS
-    assert all(one.mend for one in found if one.state in ("warning", "error"))
+    assert all(one.mend for one in found if one.state in ("warning", "critical"))
 
 
 @pytest.mark.parametrize(("policies", "state", "mend"), [
@@ -377,7 +382,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, str] | None, str, str]] = {
     "every second": ({"aof_enabled": 1}, {"appendfsync": "everysec"}, "persistence", "ok"),
     "some time": ({"aof_enabled": 1}, {"appendfsync": "no"}, "persistence", "warning"),
     "snapshots": ({"aof_enabled": 0}, {"save": "3600 1 300 100"}, "persistence", "warning"),
-    "nothing": ({"aof_enabled": 0}, {"save": ""}, "persistence", "error"),
+    "nothing": ({"aof_enabled": 0}, {"save": ""}, "persistence", "critical"),
     "may not be asked": ({"aof_enabled": 0}, None, "persistence", "warning"),
     "goes on": ({"rdb_last_bgsave_status": "err"}, {"stop-writes-on-bgsave-error": "no"}, "disk", "warning"),
     "one must be there": ({"connected_slaves": 1}, {"min-replicas-to-write": "1"}, "replicas", "ok"),
@@ -427,8 +432,8 @@ def test_whether_a_server_tells_of_keys_that_expire(flags: str | None, state: st
         (5.0, -0.5, "ok"),
         (5.1, 0.5, "warning"),
         (-6.0, 0.0, "warning"),
-        (0.0, 0.51, "error"),
-        (60.0, -1.0, "error"),
+        (0.0, 0.51, "critical"),
+        (60.0, -1.0, "critical"),
     ],
 )
 def test_clocks(apart: float, jumped: float, state: str) -> None:
@@ -450,8 +455,8 @@ def test_clocks(apart: float, jumped: float, state: str) -> None:
             },
             "warning",
         ),
-        ({"cluster_state": "ok", "cluster_slots_assigned": "16383"}, "error"),
-        ({"cluster_state": "fail", "cluster_slots_assigned": "16384"}, "error"),
+        ({"cluster_state": "ok", "cluster_slots_assigned": "16383"}, "critical"),
+        ({"cluster_state": "fail", "cluster_slots_assigned": "16384"}, "critical"),
     ],
 )
 def test_what_a_cluster_says_of_itself(said: dict[str, str], state: str) -> None:
@@ -465,12 +470,12 @@ def test_a_failed_snapshot_says_whether_writes_are_refused(setting: str, refused
     seen = Seen(info, {"stop-writes-on-bgsave-error": setting}, 0.0, 0.0, False, {})
     (disk,) = [one for one in diagnose(seen) if one.name == "disk"]
     assert ("every write fails" in disk.what) is refused
-    assert disk.state == ("error" if refused else "warning")
+    assert disk.state == ("critical" if refused else "warning")
 
 
 @for_each(
     ("version", "state"),
-    [("6.2.0", "ok"), ("6.1.99", "error"), ("6.2", "ok"), ("6.2-rc1", "ok"), ("10.0", "ok"), ("?", "error")],
+    [("6.2.0", "ok"), ("6.1.99", "critical"), ("6.2", "ok"), ("6.2-rc1", "ok"), ("10.0", "ok"), ("?", "critical")],
 )
 def test_a_version_is_read_however_it_ends(version: str, state: str) -> None:
     found = diagnose(Seen(FINE | {"redis_version": version}, {}, 0.0, 0.0, False, {}))

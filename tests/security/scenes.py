@@ -564,7 +564,7 @@ def audits(on: Stage) -> None:
 
 def examines_only(on: Stage) -> None:
     told = examine_store(Namespace(on.url, on.mine.namespace), writes=False)
-    assert {check.name for _, check in told if check.state == "error"} <= {"persistence"}, told
+    assert {check.name for _, check in told if check.state == "critical"} <= {"persistence"}, told
 
 
 def examines(on: Stage) -> None:

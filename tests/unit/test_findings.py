@@ -75,20 +75,20 @@ def test_what_mends_it_is_a_command() -> None:
     assert words == {"HDEL", "HSET", "HSETNX", "PERSIST", "PEXPIRE", "ZADD", "ZREM"}
 
 
-def test_what_breaks_a_promise_is_an_error_and_the_rest_a_warning() -> None:
+def test_what_breaks_a_promise_is_critical_and_the_rest_a_warning() -> None:
     warnings = {"changing", "room", "forgotten-never", "foreign", "layout", "unread", "owner"}
-    assert {name for name, kind in KINDS.items() if kind.severity != "error"} == warnings
-    assert {kind.severity for kind in KINDS.values()} == {"error", "warning"}
+    assert {name for name, kind in KINDS.items() if kind.severity != "critical"} == warnings
+    assert {kind.severity for kind in KINDS.values()} == {"critical", "warning"}
     assert all(kind.cause and kind.mend for kind in KINDS.values())
 
 
 def test_a_report_says_what_was_looked_at_and_what_breaks_a_promise() -> None:
     lapsed, owner = Finding("lease", "a", "no end", "DEL a"), Finding("owner", "b", "nobody")
     report = Report((lapsed, owner), {"slots": 1200})
-    assert (report.sound, report.errors, report.by_kind) == (False, (lapsed,), {"lease": 1, "owner": 1})
+    assert (report.sound, report.critical, report.by_kind) == (False, (lapsed,), {"lease": 1, "owner": 1})
     assert (lapsed.remedy, owner.remedy) == ("DEL a", KINDS["owner"].mend)
     assert lapsed.cause == KINDS["lease"].cause
-    assert str(report) == ("looked at 1,200 slots: NOT sound\nerror lease: a: no end\nwarning owner: b: nobody")
+    assert str(report) == ("looked at 1,200 slots: NOT sound\ncritical lease: a: no end\nwarning owner: b: nobody")
     assert (Report(()).sound, str(Report(()))) == (True, "looked at nothing: sound")
 
 

@@ -20,7 +20,7 @@ DESCRIPTION = """\
 Check the server (version, eviction, persistence, replicas, clock, memory, permissions) and the namespace. Print each
 problem and its fix. To test write permission, doctor writes one record that expires after a second. With --read-only
 it writes nothing. With --audit it also reads and checks all data of the namespace."""
-EPILOG = "exit codes: 0 = no error, perhaps warnings; 1 = an error, or the store is unavailable; 2 = invalid arguments"
+EPILOG = "exit codes: 0 = nothing critical, perhaps warnings; 1 = critical, or no store answers; 2 = invalid arguments"
 
 
 def add_to(commands: Any) -> None:
@@ -44,7 +44,7 @@ def add_to(commands: Any) -> None:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Return 0 without errors, else 1. A check that cannot run is an error. Raises NotConfigured, InvalidArgument."""
+    """Return 1 if something is critical, or a check cannot run, else 0. Raises NotConfigured, InvalidArgument."""
     asked = options.durability
     if asked is not None and options.read_only:
         raise InvalidArgument("--durability", asked, "only a write shows it", "Leave out --read-only")
@@ -60,8 +60,8 @@ def doctor(options: argparse.Namespace) -> int:
         print(as_json(where, checks, report))
     else:
         show(where, checks, report)
-    failed = any(check.state == "error" for _, check in checks)
-    return 1 if failed or (report is not None and report.errors) else 0
+    failed = any(check.state == "critical" for _, check in checks)
+    return 1 if failed or (report is not None and report.critical) else 0
 
 
 def _unless_away(name: str, look: Callable[[], T], failures: list[ServerCheck]) -> T | None:
@@ -69,5 +69,7 @@ def _unless_away(name: str, look: Callable[[], T], failures: list[ServerCheck]) 
     try:
         return look()
     except StoreError as error:
-        failures.append(("", Check(name, "error", str(error), "a server that answers, and the URL and login for it")))
+        failures.append(
+            ("", Check(name, "critical", str(error), "a server that answers, and the URL and login for it"))
+        )
         return None

@@ -157,13 +157,13 @@ def _check_permissions(where: Namespace, writes: bool) -> Iterator[Check]:
     for why, found in refused.items():
         what = ", ".join(found)
         if any(word in why for word in ("NOPERM", "permission", "can't run", "can't access")):
-            yield Check("permissions", "error", f"this connection may not {what}: {why}", _grant_fix(where))
+            yield Check("permissions", "critical", f"this connection may not {what}: {why}", _grant_fix(where))
         elif any(word in why for word in ("password", "NOAUTH", "uthentication")):
             yield Check(
-                "login", "error", why, "the user and the password in the URL: redis://user:password@host:6379/0"
+                "login", "critical", why, "the user and the password in the URL: redis://user:password@host:6379/0"
             )
         else:
-            yield Check("calls", "error", f"this connection cannot {what}: {why}", "see the lines above")
+            yield Check("calls", "critical", f"this connection cannot {what}: {why}", "see the lines above")
 
 
 def _durable(where: Namespace, found: Sequence[Server]) -> Iterator[Check]:
@@ -175,7 +175,7 @@ def _durable(where: Namespace, found: Sequence[Server]) -> Iterator[Check]:
         within = TRIED if where.durability.replicas else SYNCED
         link.run(claims.mark(claims.key(SCOPE, new_id().hex()), new_id(), 1000), within)
     except StoreError as error:
-        yield Check("durability", "error", str(error), "what the line above needs, or another durability=")
+        yield Check("durability", "critical", str(error), "what the line above needs, or another durability=")
     else:
         policies = [] if where.durability.replicas else [_config(server, "appendfsync") or {} for server in found]
         yield durable([one.get("appendfsync", "") for one in policies])

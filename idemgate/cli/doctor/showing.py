@@ -17,8 +17,8 @@ from idemgate.core.text import one_line
 
 __all__ = ["as_json", "show"]
 
-STYLES = {"ok": "green", "warning": "bold yellow", "error": "bold red", "skipped": "dim"}
-WORDS = {"ok": "ok", "warning": "WARNING", "error": "ERROR", "skipped": "skipped"}
+STYLES = {"ok": "green", "warning": "bold yellow", "critical": "bold red", "skipped": "dim"}
+WORDS = {"ok": "ok", "warning": "WARNING", "critical": "CRITICAL", "skipped": "skipped"}
 SHOWN = 5
 """Findings of one kind that are shown; the others are counted."""
 Line = tuple[str, str]
@@ -96,7 +96,7 @@ def _wrap(style: str, head: str, text: str) -> Iterator[Line]:
 
 def _report(report: Report) -> Iterator[Line]:
     yield "bold", "\naudit"
-    state = "ok" if report.sound else "error" if report.errors else "warning"
+    state = "ok" if report.sound else "critical" if report.critical else "warning"
     yield from _wrap(STYLES[state], f"  {WORDS[state]:<8} ", f"looked at {_format_counts(report)}")
     by_kind: defaultdict[str, list[Finding]] = defaultdict(list)
     for one in report.findings:
@@ -130,9 +130,9 @@ def _kind(kind: str, found: list[Finding]) -> Iterator[Line]:
 def _verdict(checks: list[ServerCheck], report: Report | None) -> Line:
     found = report.findings if report is not None else ()
     states = [check.state for _, check in checks] + [one.severity for one in found]
-    errors, warnings = states.count("error"), states.count("warning")
-    if errors:
-        return STYLES["error"], f"{errors:,} error{'s'[: errors != 1]}, {warnings:,} warning{'s'[: warnings != 1]}"
+    critical, warnings = states.count("critical"), states.count("warning")
+    if critical:
+        return STYLES["critical"], f"{critical:,} critical, {warnings:,} warning{'s'[: warnings != 1]}"
     if warnings:
-        return STYLES["warning"], f"no errors, {warnings:,} warning{'s'[: warnings != 1]}"
+        return STYLES["warning"], f"nothing critical, {warnings:,} warning{'s'[: warnings != 1]}"
     return STYLES["ok"], "all is well"
