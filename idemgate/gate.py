@@ -47,6 +47,7 @@ from idemgate.guard.options import ClaimOptions, GuardOptions, NoSkipOptions, ch
 from idemgate.presence.presence import Redact, make_observer
 from idemgate.store.context import Context
 from idemgate.store.durability import DurabilityOption, parse_durability
+from idemgate.store.lifespan import LifespanFunction, check_lifespan
 from idemgate.topics.decorator import MergedFunction, decorate_merge
 from idemgate.topics.policy import ExpiryOptions, Policy, TopicOptions, policy_from
 from idemgate.topics.registry import StoredTopic, stored_topics
@@ -64,6 +65,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
+L = TypeVar("L", bound=LifespanFunction)
 S_contra = TypeVar("S_contra", contravariant=True)
 M = TypeVar("M", bound="_Method[Any, ..., Any] | _ClassMethod[Any, ..., Any]")
 MessageCallback = TypeVar("MessageCallback", bound="Callable[[PubSubMessage], object]")
@@ -906,6 +908,33 @@ class Gate:
     def _register(self, subscriber: Subscriber) -> None:
         self.context.runners.warn_if_late("subscriber", None, repr(subscriber))
         self.subscribers.append(subscriber)
+
+    def lifespan(self, func: L) -> L:
+        """Register a function that makes what handlers need, such as a pool of connections, and cleans it up.
+
+        It is a generator function without parameters, blocking or async, that yields once. What is before the `yield`
+        runs in the event loop before a worker takes its first message and before subscribers read, and what is after
+        it when the last handler has ended. A handler that outlives `grace` may still run then. All workers and
+        subscribers in one event loop share one run of it. Several functions are entered in the order of their
+        declaration, and left in reverse.
+
+            @gate.lifespan
+            async def resources():
+                async with httpx.AsyncClient() as client:
+                    state.client = client
+                    yield
+
+        An exception before the `yield` ends the worker: `run` and `async with gate.aio.worker()` raise it. One after it
+        is raised when the worker has stopped. The failure of a worker is not raised at the `yield`, so no `finally` is
+        needed for it.
+
+        Raises:
+            InvalidArgument: it is no such function. Leave out `@contextmanager`.
+        """
+        check_lifespan(func)
+        self.context.runners.warn_if_late("lifespan", None, repr(func))
+        self.context.lifespans.add(func)
+        return func
 
     def run(
         self,

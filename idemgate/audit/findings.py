@@ -1,173 +1,67 @@
-"""The findings of an audit: a stable name for each kind of fault, its likely cause and its repair."""
+"""Findings: what is wrong, with its likely cause and its repair; and the report of an audit."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from datetime import datetime
 
-__all__ = ["KINDS", "Finding", "Report", "Severity", "quote_argument"]
+from idemgate.audit.catalogue import CATALOGUE, Severity, link_of
 
-Severity = Literal["critical", "warning"]
-
-
-class Kind(NamedTuple):
-    """A kind of fault.
-
-    Attributes:
-        severity: "critical" if it breaks a promise, else "warning".
-        cause: the likely cause.
-        mend: the repair, unless the finding has a more specific one.
-    """
-
-    severity: Severity
-    cause: str
-    mend: str
-
-
-_OTHERS = "another program or a person wrote to a key of idemgate"
-_PARTLY = (
-    "a write that bypassed the scripts, a restart that lost a part of the data, or a call that an access list refused"
-    " after a part of its writes"
-)
-_BUG = "please report it with the finding: the scripts write both values together"
-KINDS: dict[str, Kind] = {
-    "conservation": Kind(
-        "critical",
-        f"messages were added or removed: {_PARTLY}",
-        "repair the other findings first; compare with the sender's data, and trigger the missing messages again. After"
-        " a refused call only the counters may differ",
-    ),
-    "orphan": Kind("critical", _PARTLY, "remove the orphaned entry"),
-    "unplaced": Kind("critical", _PARTLY, "schedule it"),
-    "misplaced": Kind("critical", _PARTLY, "remove the wrong entry"),
-    "stuck": Kind(
-        "critical",
-        f"the end of a delivery did not schedule the waiting message: {_PARTLY}",
-        "schedule it, or end a delivery of the group",
-    ),
-    "room": Kind(
-        "warning",
-        "group_concurrency was raised while messages waited",
-        "nothing: they are scheduled when the next delivery of the group ends",
-    ),
-    "held": Kind(
-        "critical", f"the group holds a key that never leaves it, or a key twice: {_PARTLY}", "remove it from the group"
-    ),
-    "overlap": Kind(
-        "critical",
-        f"group_concurrency was lowered while these ran; or {_PARTLY}",
-        "wait for the deliveries to end, and audit again",
-    ),
-    "lease": Kind(
-        "critical",
-        _OTHERS,
-        "end the lease now; for a delivery only if no worker handles it",
-    ),
-    "fence": Kind(
-        "critical",
-        f"{_PARTLY}; or a lossy failover. For a token far ahead: {_OTHERS}, or the clock was set back by days",
-        "raise the slot's fence above every granted token; for a token far ahead find out who wrote it",
-    ),
-    "undecodable": Kind(
-        "critical", f"{_OTHERS}, or a version that packs differently", "inspect it; delete it if no program can read it"
-    ),
-    "disagrees": Kind("critical", _PARTLY, _BUG),
-    "wrong-slot": Kind(
-        "critical",
-        "the number of slots was changed without idemgate, or a key was renamed",
-        "trigger it again, and delete this entry",
-    ),
-    "changing": Kind(
-        "warning",
-        "a command that reshards or deletes the topic is running, or was killed",
-        "if none is running, start it again: idemgate topic reshard TOPIC N, or idemgate topic delete TOPIC",
-    ),
-    "closed": Kind(
-        "critical",
-        "a change of the number of slots was interrupted, and its registry entry was lost",
-        "start the change again: idemgate topic reshard TOPIC N",
-    ),
-    "unregistered": Kind(
-        "critical",
-        "the registry was deleted, or lost an entry",
-        "open the topic again with its policy, or delete the slot's keys",
-    ),
-    "no-expiry": Kind("critical", f"{_OTHERS} (PERSIST, SET)", "set an expiry"),
-    "expires": Kind("critical", f"{_OTHERS} (EXPIRE)", "remove the expiry"),
-    "forgotten-never": Kind("warning", _PARTLY, "remove the entry that never expires"),
-    "foreign": Kind(
-        "warning", _OTHERS, "use a separate namespace for each program; delete the key if it is not needed"
-    ),
-    "wrong-type": Kind("critical", _OTHERS, "rename or delete that key; until then every call to it fails"),
-    "layout": Kind(
-        "warning",
-        f"a newer or older idemgate uses this namespace; for a slot without a layout: {_OTHERS}",
-        "run a single version, or delete the keys of the other",
-    ),
-    "unread": Kind(
-        "warning",
-        "it is too large to read in one step, or was migrating to another node",
-        "audit with a higher limit when the load is low",
-    ),
-    "fence-fell": Kind(
-        "critical",
-        "tokens were lost: a lossy failover, or a restart without an append-only file",
-        "check the writes of the owner with the lower token: a fence may have rejected them",
-    ),
-    "ran-again": Kind(
-        "critical",
-        "the record of the completion was lost, or retention was shorter than the delay of the duplicate",
-        "undo the second effect",
-    ),
-    "overlap-key": Kind(
-        "critical",
-        "a lease lapsed while its handler ran on, and it wrote no 'gone'; or promise P10 is broken",
-        "let your database refuse stale owners: a fence, or a key stored with the effect",
-    ),
-    "overlap-group": Kind(
-        "critical",
-        "a lease lapsed while its handler ran on, and it wrote no 'gone'; or promise P10 is broken",
-        "let your database refuse stale owners: a fence, or a key stored with the effect",
-    ),
-    "owner": Kind(
-        "warning", "a member died between two writes", "nothing: the next heartbeat of a member releases the slot"
-    ),
-}
-"""All kinds of faults, by name."""
+__all__ = ["Finding", "Report", "quote_argument"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault.
+    """Something that is wrong.
 
     Attributes:
-        kind: a name in `KINDS`.
-        key: the key in Redis, or the idempotency key for a history.
+        kind: a name in `CATALOGUE`.
+        key: the key in Redis of stored data, else the key of a message, a guarded call or a history; "" if none.
         what: what is wrong.
-        mend: a redis-cli command that repairs it, or "".
+        mend: a command that repairs it, or "". Commands of `redis-cli` for stored data, of `idemgate` for what runs.
+        of: the topic or the scope, or "".
+        where: the server or the process, or "".
+        since: since when, if that is known; by the server's clock.
+        numbers: numbers that describe it, by name.
+        lesser: the severity if it is less than that of its kind.
     """
 
     kind: str
     key: str
     what: str
     mend: str = ""
+    of: str = ""
+    where: str = ""
+    since: datetime | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict[str, float])
+    lesser: Severity | None = None
 
     @property
     def severity(self) -> Severity:
-        """The severity: what is "critical" breaks a promise, a "warning" does not yet."""
-        return KINDS[self.kind].severity
+        """The severity: what is "critical" breaks a promise or stops work, a "warning" does not yet."""
+        return self.lesser or CATALOGUE[self.kind].severity
 
     @property
     def cause(self) -> str:
         """The likely cause."""
-        return KINDS[self.kind].cause
+        return CATALOGUE[self.kind].cause
 
     @property
     def remedy(self) -> str:
         """The repair: a command if there is one, else advice."""
-        return self.mend or KINDS[self.kind].mend
+        return self.mend or self.advice
+
+    @property
+    def advice(self) -> str:
+        """What to do, in words."""
+        return CATALOGUE[self.kind].mend
+
+    @property
+    def link(self) -> str:
+        """The page and the heading that explain it."""
+        return link_of(self.kind)
 
     def __str__(self) -> str:
         return f"{self.severity} {self.kind}: {self.key}: {self.what}"

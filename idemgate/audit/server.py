@@ -18,6 +18,15 @@ JUMP = 0.5
 """The maximum jump of the server's clock during the checks, in seconds."""
 
 
+_CONFIG = ("appendfsync", "min-replicas-to-write", "save", "stop-writes-on-bgsave-error")
+_INFO = (
+    "aof_enabled", "aof_last_write_status", "cluster_enabled", "connected_clients", "connected_slaves",
+    "dragonfly_version", "evicted_keys", "garnet_version", "kvrocks_version", "loading", "master_host", "master_port",
+    "maxclients", "maxmemory", "maxmemory_policy", "rdb_last_bgsave_status", "redis_version", "role",
+    "total_system_memory", "used_memory", "valkey_version",
+)  # fmt: skip
+
+
 class Check(NamedTuple):
     """One line of the diagnosis. `mend` is the command or setting that repairs the problem."""
 
@@ -45,6 +54,11 @@ class Seen(NamedTuple):
     jumped: float
     in_cluster: bool
     cluster: Mapping[str, str]
+
+    def reduce(self) -> Seen:
+        """Return it without what no check reads. CONFIG has passwords."""
+        config = None if self.config is None else {name: self.config[name] for name in _CONFIG if name in self.config}
+        return self._replace(info={name: self.info[name] for name in _INFO if name in self.info}, config=config)
 
     def setting(self, name: str, otherwise: str = "") -> str:
         return (self.config or {}).get(name, otherwise)
@@ -101,7 +115,7 @@ def _eviction(seen: Seen) -> Iterator[Check]:
         what = (
             f"{seen.number('evicted_keys'):,} keys were evicted since the server started; some may belong to idemgate"
         )
-        yield Check("evicted", "critical", what, f"{mend}; then idemgate doctor --audit")
+        yield Check("evicted", "critical", what, "CONFIG RESETSTAT   (after idemgate doctor --audit)")
 
 
 def _memory(seen: Seen) -> Iterator[Check]:
@@ -115,6 +129,8 @@ def _memory(seen: Seen) -> Iterator[Check]:
         f"{_format_bytes(used)} of {_format_bytes(room)}{'' if limit else ' (the machine; no maxmemory)'}, {share:.0%}"
     )
     mend = "more memory, a shorter retention, or fewer dead letters"
+    if limit and 3 * limit < seen.number("total_system_memory"):
+        mend = f"CONFIG SET maxmemory {2 * limit}   (then CONFIG REWRITE; or {mend})"
     if share >= 0.95:
         yield Check("memory", "critical", f"{what}: new claims and triggers fail, or soon will", mend)
     elif share >= 0.8:

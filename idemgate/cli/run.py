@@ -18,11 +18,13 @@ from types import ModuleType
 from typing import Any, Literal
 
 from idemgate.cli.arguments import HelpFormatter, count, span
+from idemgate.cli.probe import Probes
 from idemgate.core.text import printable
 from idemgate.default_gate import default_gate
 from idemgate.errors import IdemgateError, InvalidArgument
 from idemgate.gate import Gate
 from idemgate.membership.member import Membership
+from idemgate.worker.logs import configure_logs
 
 __all__ = ["add_to", "find_gate", "gate_at"]
 
@@ -67,6 +69,14 @@ def add_to(commands: Any) -> None:
         metavar="WHERE",
         help="divide the topics' slots with the other workers: redis, or MODULE:NAME of your own Membership",
     )
+    parser.add_argument(
+        "--probe", metavar="[HOST:]PORT",
+        help="answer HTTP probes at /live and /ready: of this machine only, unless a host such as 0.0.0.0 is given",
+    )  # fmt: skip
+    parser.add_argument(
+        "--log", choices=("text", "json"), default="text",
+        help="how to log to stderr: json writes one object a line, with host and pid (default: text)",
+    )  # fmt: skip
     parser.set_defaults(command=work)
 
 
@@ -80,6 +90,10 @@ def work(options: argparse.Namespace) -> int:
     except Exception as error:  # noqa: BLE001 - a module of the user may raise anything
         print(f"idemgate: the program cannot be imported\n{printable(_format_import_error(error))}", file=sys.stderr)
         return 2
+    if options.log == "json":
+        configure_logs(as_json=True)
+    if options.probe is not None:
+        gate.context.lifespans.add(Probes(gate, options.probe).lifespan, first=True)
     gate.run(*options.topics, concurrency=options.concurrency, grace=options.grace, membership=membership)
     code = 1 if gate.counters["worker.cut_short"] else 0
     _leave_threads_behind(code)

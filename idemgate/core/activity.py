@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from idemgate.core.clock import monotonic
 
@@ -54,8 +54,9 @@ class Sampled:
         self.histogram.add(now - started)
 
 
+T = TypeVar("T")
 KEPT = 20
-"""The failures, and the refused triggers, that a process remembers."""
+"""The failures, refused triggers, held keys and outdated keys that a process remembers, of each the newest."""
 
 
 class Failure(NamedTuple):
@@ -90,6 +91,8 @@ class Activity:
         failures: The newest failures of handlers and guarded functions.
         refused: The newest triggers that this process refused.
         topics: Durations of the topics that a worker of this process serves.
+        held: The keys that this process found held, as scope and key. The store may know better by now.
+        outdated: The keys of which a trigger was dropped with a version, as topic, key and group, "" for none.
         calls: Samples of the durations of single calls of the store, retries not included.
     """
 
@@ -97,6 +100,8 @@ class Activity:
         self.failures: deque[Failure] = deque(maxlen=KEPT)
         self.refused: deque[Failure] = deque(maxlen=KEPT)
         self.topics: dict[str, TopicTimes] = {}
+        self.held: dict[tuple[str, str], None] = {}
+        self.outdated: dict[tuple[str, str, str], None] = {}
         self.calls = Sampled()
 
     def note_failure(self, of: str, key: str, attempt: int | None, error: str, retry_after: float | None) -> None:
@@ -107,6 +112,21 @@ class Activity:
         """Remember that a trigger was refused. Any thread may call it."""
         self.refused.append(Failure(topic, key, None, error, monotonic()))
 
+    def note_held(self, scope: str, key: str) -> None:
+        """Remember that a key waits for a decision. Any thread may call it."""
+        _keep(self.held, (scope, key))
+
+    def note_outdated(self, topic: str, key: str, group: str) -> None:
+        """Remember that a trigger with a version was dropped. Any thread may call it."""
+        _keep(self.outdated, (topic, key, group))
+
     def times_of(self, topic: str) -> TopicTimes:
         """Return the durations of a topic."""
         return self.topics.setdefault(topic, TopicTimes())
+
+
+def _keep(newest: dict[T, None], one: T) -> None:
+    newest.pop(one, None)
+    newest[one] = None
+    for old in tuple(newest)[:-KEPT]:
+        newest.pop(old, None)

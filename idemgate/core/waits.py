@@ -1,15 +1,15 @@
-"""Waits of an event loop that end with an event, with tasks, or after some seconds."""
+"""Waits of an event loop: for an event, for tasks, for some seconds; and for cleanup in spite of a cancellation."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import Any
 
 from idemgate.core.clock import monotonic
 
-__all__ = ["wait_for_wakeup", "wait_until_done", "wait_within"]
+__all__ = ["finish_despite_cancel", "wait_for_wakeup", "wait_until_done", "wait_within"]
 
 
 async def wait_within(event: asyncio.Event, seconds: float) -> None:
@@ -42,3 +42,23 @@ async def wait_until_done(tasks: Collection[asyncio.Task[Any]], seconds: float, 
             await asyncio.wait({*running, hurried}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
     finally:
         hurried.cancel()
+
+
+async def finish_despite_cancel(
+    work: Coroutine[Any, Any, object] | asyncio.Task[Any], hurry: Callable[[], object] = lambda: None
+) -> None:
+    """Wait until `work` has ended, and raise its error. `work` must be bounded in time.
+
+    A cancellation does not stop the work. Each one calls `hurry`, and is raised again when the work has ended.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            hurry()
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from (None if task.cancelled() else task.exception())
+    task.result()

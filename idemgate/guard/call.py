@@ -391,6 +391,8 @@ def record_claim(
     counters = guard.context.counters
     if reply.state != "started":
         counters.add(COUNTER_NAMES[reply.state])
+        if reply.state == "held":
+            guard.context.activity.note_held(request.options.scope, text_of(request.key))
         if guard.cache is not None and reply.state == "done" and reply.left_ms > 0:
             guard.cache.store(request.record[0], request.fingerprint, reply, reply.left_ms, evictions)
         return decide(request, reply)

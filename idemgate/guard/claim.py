@@ -113,6 +113,8 @@ class BaseClaim:
     def _set_reply(self, reply: ClaimReply) -> None:
         """Store the reply to the claim. Raise its error if the claim was rejected."""
         if (error := rejection_error(reply, self._request.key, self._request.options.scope)) is not None:
+            if reply.state == "held":
+                self._context.activity.note_held(self._request.options.scope, text_of(self._request.key))
             raise error
         self._answer = reply
         if self._blocks and reply.state == "started":

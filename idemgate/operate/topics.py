@@ -13,13 +13,13 @@ from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.operate.values import show_value
 from idemgate.operate.verb import Facts, Given, Parameter, Verb
-from idemgate.topics.messages import Peek, Trigger, pack_pause
+from idemgate.topics.messages import Pause, Peek, Trigger, pack_pause
 from idemgate.topics.policy import check_slots
 from idemgate.topics.registry import StoredTopic, list_entries
 from idemgate.topics.reshard import ReshardProgress
 from idemgate.topics.topic import Topic
 
-__all__ = ["TOPIC_VERBS", "find_topic", "message_rows"]
+__all__ = ["TOPIC_VERBS", "describe_condition", "find_topic", "message_rows"]
 
 log = logging.getLogger("idemgate.operate")
 
@@ -41,15 +41,20 @@ def list_topics(gate: Gate, given: Given) -> list[dict[str, Any]]:
 
 def _row(topic: StoredTopic) -> dict[str, Any]:
     stats = topic.stats
-    condition = "paused" if stats.paused else ""
-    if topic.changing_to is not None:
-        condition = f"changing to {topic.changing_to} slots" if topic.changing_to else "being deleted"
     return {
         "topic": topic.name, "slots": topic.slots, "scheduled": stats.scheduled, "ready": stats.ready,
         "waiting": stats.waiting, "blocked": stats.blocked, "in_flight": stats.in_flight, "dead": stats.dead,
-        "oldest_due": stats.oldest_due, "next_due": stats.next_due, "condition": condition,
+        "oldest_due": stats.oldest_due, "next_due": stats.next_due,
+        "condition": describe_condition(topic.changing_to, stats.paused),
         "paused": stats.paused and asdict(stats.paused),
     }  # fmt: skip
+
+
+def describe_condition(changing_to: int | None, paused: Pause | None) -> str:
+    """Return in words that a topic is being changed or is paused, else ""."""
+    if changing_to is not None:
+        return f"changing to {changing_to} slots" if changing_to else "being deleted"
+    return "paused" if paused else ""
 
 
 def show_topic(gate: Gate, given: Given) -> Facts:

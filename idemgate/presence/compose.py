@@ -6,7 +6,8 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import time as wall_clock
 from typing import Any
 
 from idemgate.core.activity import Failure
@@ -15,14 +16,13 @@ from idemgate.core.process import program_name
 from idemgate.core.version import VERSION
 from idemgate.guard.heartbeat import Heartbeat
 from idemgate.presence.location import find_location
-from idemgate.presence.report import LISTED, pack_report
+from idemgate.presence.report import LISTED, cut, cut_name, pack_report
 from idemgate.store.context import Context, Running
 
 __all__ = ["Composer", "Redact"]
 
 Redact = Callable[[str, str], str]
 """Returns what a report may hold of a text. It gets "key" or "error", and the text."""
-LONGEST_NAME = 64
 LONGEST_TEXT = 160
 _MINUTE, _TEN_MINUTES = 6, 60
 """In reports, of which one is sent every ten seconds."""
@@ -43,19 +43,22 @@ class Composer:
         activity, runners, now = self._context.activity, self._context.runners.now(), monotonic()
         places = [runner.places() for runner in runners]
         facts = {
-            "host": _cut(socket.gethostname(), LONGEST_NAME), "pid": os.getpid(), "version": VERSION,
-            "program": _cut(program_name(), LONGEST_NAME),
+            "host": cut_name(socket.gethostname()), "pid": os.getpid(), "version": VERSION,
+            "program": cut_name(program_name()),
             "role": "+".join(sorted({runner.role for runner in runners}, reverse=True)) or "client",
-            "up": _ms(now - self._started), "places": [sum(one) for one in zip(*places, strict=True)] or [0, 0],
+            "up": _ms(now - self._started), "clock": round(wall_clock() * 1000),
+            "places": [sum(one) for one in zip(*places, strict=True)] or [0, 0],
         }  # fmt: skip
         (running, unlisted), (times, calls) = self._list_running(now), self._list_times()
         lists: dict[str, list[Any]] = {
             "running": running,
             "failures": [self._pack_failure(one, now) for one in reversed(activity.failures.copy())],
-            "topics": [_cut(name, LONGEST_NAME) for runner in runners for name in runner.topics()],
+            "topics": [cut_name(name) for runner in runners for name in runner.topics()],
             "times": times,
-            "scopes": [_cut(name, LONGEST_NAME) for name in tuple(self._context.scopes)],
+            "scopes": [cut_name(name) for name in tuple(self._context.scopes)],
             "refused": [self._pack_failure(one, now) for one in reversed(activity.refused.copy())],
+            "held": self._list_keys(activity.held),
+            "outdated": self._list_keys(activity.outdated),
         }
         return pack_report({**facts, "calls": calls}, self._list_counters(), lists, {"running": unlisted})
 
@@ -85,7 +88,7 @@ class Composer:
             return numbers
 
         times = [
-            [_cut(topic, LONGEST_NAME), buckets("lateness", topic), buckets("handling", topic)]
+            [cut_name(topic), buckets("lateness", topic), buckets("handling", topic)]
             for topic in activity.topics.copy()
         ]
         times = [one for one in times if one[1] or one[2]]
@@ -99,7 +102,7 @@ class Composer:
         threads = sys._current_frames() if running else {}
         listed = [
             [
-                _cut(one.of, LONGEST_NAME), self._show("key", one.key), _ms(now - one.since),
+                cut_name(one.of), self._show("key", one.key), _ms(now - one.since),
                 _cut_front(find_location(one.runs_in, threads), LONGEST_TEXT),
             ]
             for one in running[:LISTED]
@@ -113,10 +116,17 @@ class Composer:
             if isinstance(renewal, Heartbeat) and (found := renewal.describe()) is not None:
                 yield found
 
+    def _list_keys(self, noted: Iterable[tuple[str, ...]]) -> list[list[str]]:
+        """Return the scope or topic, the key and perhaps the group of each, the newest first."""
+        return [
+            [cut_name(of), self._show("key", key), *(self._show("key", group) for group in groups)]
+            for of, key, *groups in reversed(tuple(noted))
+        ]
+
     def _pack_failure(self, failure: Failure, now: float) -> list[Any]:
         after = None if failure.retry_after is None else _ms(failure.retry_after)
         shown = self._show("key", failure.key), failure.attempt, self._show("error", failure.error)
-        return [_cut(failure.of, LONGEST_NAME), *shown, _ms(now - failure.at), after]
+        return [cut_name(failure.of), *shown, _ms(now - failure.at), after]
 
     def _show(self, kind: str, text: str) -> str:
         """Return what a report may hold of a text. If the user's function fails, nothing of it is stored."""
@@ -126,7 +136,7 @@ class Composer:
             except Exception:  # noqa: BLE001 - a function of the user may raise anything
                 self._context.counters.add("presence.redact_failed")
                 text = "<redact failed>"
-        return _cut(text, LONGEST_TEXT)
+        return cut(text, LONGEST_TEXT)
 
 
 class Past:
@@ -152,11 +162,6 @@ class Past:
 
 def _ms(seconds: float) -> int:
     return max(0, round(seconds * 1000))
-
-
-def _cut(text: str, most: int) -> str:
-    text = text.encode(errors="backslashreplace").decode()
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _cut_front(text: str, most: int) -> str:

@@ -16,7 +16,18 @@ from idemgate.core.activity import BOUNDS
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.codec.packing import pack
 
-__all__ = ["MAX_BYTES", "Counter", "Process", "RunningWork", "Times", "WorkFailure", "decode_report", "pack_report"]
+__all__ = [
+    "MAX_BYTES",
+    "Counter",
+    "Process",
+    "RunningWork",
+    "Times",
+    "WorkFailure",
+    "cut",
+    "cut_name",
+    "decode_report",
+    "pack_report",
+]
 
 MAX_BYTES = 4096
 """The most bytes of a report."""
@@ -94,6 +105,10 @@ class Process:
         running: The oldest deliveries and guarded calls that run.
         failures: The newest failures, the newest first.
         refused: The newest triggers that it refused, the newest first.
+        held: The newest keys that it found held, as scope and key. They may be decided by now.
+        outdated: The newest keys of which a trigger was dropped with a version: topic, key and group, "" for none.
+        ahead: The seconds that its clock is ahead of the server's, up to the second that a report takes. None of a
+            version that does not report it.
         dropped: How many entries of each list did not fit into the report.
     """
 
@@ -115,6 +130,9 @@ class Process:
     running: tuple[RunningWork, ...]
     failures: tuple[WorkFailure, ...]
     refused: tuple[WorkFailure, ...]
+    held: tuple[tuple[str, str], ...]
+    outdated: tuple[tuple[str, str, str], ...]
+    ahead: float | None
     dropped: Mapping[str, int]
 
     @property
@@ -163,6 +181,17 @@ def _add(entry: Any, name: str, room: int, kept: dict[str, list[Any]], dropped: 
     return room - size
 
 
+def cut_name(name: str) -> str:
+    """Return what a report holds of the name of a topic, a scope, a host or a program."""
+    return cut(name, 64)
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most `most` characters that can be encoded."""
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 # -- decode -----------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +222,9 @@ def decode_report(process: str, seen_at: datetime, packed: bytes) -> Process:
             ),
             tuple(_decode_failure(seen_at, failure) for failure in facts["failures"]),
             tuple(_decode_failure(seen_at, failure) for failure in facts["refused"]),
+            tuple((_text(of), _text(key)) for of, key in facts.get("held", ())),
+            tuple((_text(of), _text(key), _text(group)) for of, key, group in facts.get("outdated", ())),
+            None if facts.get("clock") is None else _number(facts["clock"]) / 1000 - seen_at.timestamp(),
             {_text(name): _number(n) for name, n in facts["dropped"].items()},
         )  # fmt: skip
 

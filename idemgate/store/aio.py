@@ -14,6 +14,7 @@ import redis.exceptions as rx
 from idemgate.core.activity import Sampled
 from idemgate.core.calls import Batch, Call, Incomplete, PerKeyCall, SlotMoved, run_plan_async
 from idemgate.core.clock import monotonic
+from idemgate.core.waits import finish_despite_cancel
 from idemgate.errors import StoreUnavailable
 from idemgate.store.cluster.aio import AsyncCluster
 from idemgate.store.connection_aio import AsyncConnection, SingleServer, raise_if_error
@@ -33,7 +34,6 @@ from idemgate.store.retry import (
     run_batch,
     run_each,
 )
-from idemgate.store.shielded import finish_despite_cancel
 
 __all__ = ["AsyncLink", "PendingCall"]
 

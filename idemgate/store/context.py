@@ -20,6 +20,7 @@ from idemgate.core.scopes import DefaultScopes
 from idemgate.errors import NotConfigured
 from idemgate.store.durability import Durability
 from idemgate.store.heartbeat import HeartbeatThread
+from idemgate.store.lifespan import Lifespans
 
 if TYPE_CHECKING:
     from idemgate.store.aio import AsyncLink
@@ -64,6 +65,7 @@ class Runner(NamedTuple):
         topics: Returns the topics that it serves.
         places: Returns how many handlers run, and how many may run.
         running: Returns the deliveries whose handlers run now. Any thread may call it.
+        replied_at: Returns when the store answered a poll last, seconds of `monotonic`. Subscribers do not poll.
     """
 
     role: str
@@ -71,6 +73,7 @@ class Runner(NamedTuple):
     topics: Callable[[], Sequence[str]] = tuple
     places: Callable[[], tuple[int, int]] = lambda: (0, 0)
     running: Callable[[], Iterable[Running]] = tuple
+    replied_at: Callable[[], float] = monotonic
 
 
 class Runners:
@@ -95,7 +98,7 @@ class Runners:
 
     def warn_if_late(self, what: str, topic: str | None, name: str) -> None:
         """Count and log a declaration that a runner would serve if it had been made before its start."""
-        if any(runner.serves(topic) for runner in self.now()):
+        if any(what == "lifespan" or runner.serves(topic) for runner in self.now()):
             self._counters.add("worker.declared_late")
             facts = {"declared": what, "name": name}
             log.warning(
@@ -123,7 +126,8 @@ class Context:
     `timeout` is in seconds. `counters` count in this process. `heartbeat` renews leases. A key that is forgotten or
     resolved through this gate is dropped from all `caches`. `scopes` are those of this gate, with their longest
     retention in ms. `registered_scopes` are those that the store knows, or is about to know. `activity` is what the
-    gate did lately. `observer` is called when the gate is first used, and when it is closed.
+    gate did lately. `lifespans` are the user's resources for its workers. `observer` is called when the gate is first
+    used, and when it is closed.
     """
 
     observer: Observer | None = None
@@ -146,6 +150,7 @@ class Context:
         self.counters = Counters()
         self.runners = Runners(self.counters)
         self.activity = Activity()
+        self.lifespans = Lifespans()
         self.caches: WeakSet[Cache] = WeakSet()
         self.default_scopes = DefaultScopes()
         self.scopes: dict[str, int] = {}

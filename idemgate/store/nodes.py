@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from random import sample
 from typing import Any, Self
 
+from idemgate.core.waits import finish_despite_cancel
 from idemgate.errors import StoreUnavailable
 from idemgate.store.clients import async_client, close_client, sync_client
 from idemgate.store.cluster.topology import node_endpoint, primaries_of
 from idemgate.store.endpoint import Endpoint, pick_node
 from idemgate.store.pubsub import Subscription
 from idemgate.store.retry import FAILURES, RetryBudget
-from idemgate.store.shielded import finish_despite_cancel
 
 __all__ = ["Node", "Server", "database", "primaries", "servers"]
 

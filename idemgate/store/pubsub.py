@@ -18,11 +18,11 @@ import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.clock import monotonic
+from idemgate.core.waits import finish_despite_cancel
 from idemgate.store.clients import async_pool, close_sentinels
 from idemgate.store.connection_aio import CLOSE_TIMEOUT, open_transport
 from idemgate.store.endpoint import Endpoint, pick_node
 from idemgate.store.resp import new_reader, pack_command
-from idemgate.store.shielded import finish_despite_cancel
 
 __all__ = ["MessageCallback", "Subscription"]
 

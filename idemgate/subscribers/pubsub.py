@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from idemgate.core.text import event_log
 from idemgate.core.validation import check_int
+from idemgate.core.waits import finish_despite_cancel
 from idemgate.errors import InvalidArgument
 from idemgate.store.context import Context
-from idemgate.store.shielded import finish_despite_cancel
 from idemgate.subscribers.callback import Callback, check_callback
 from idemgate.subscribers.executor import BoundedExecutor
 

@@ -14,12 +14,11 @@ from idemgate.core.calls import Batch, Call
 from idemgate.core.clock import monotonic
 from idemgate.core.text import event_log, last_line
 from idemgate.core.verdict import Verdict, choose_step
-from idemgate.core.waits import wait_within
+from idemgate.core.waits import finish_despite_cancel, wait_within
 from idemgate.errors import StoreError, StoreUnavailable
 from idemgate.store.context import Context
 from idemgate.store.held import HeldRenewal
 from idemgate.store.retry import lacks_cluster_url
-from idemgate.store.shielded import finish_despite_cancel
 from idemgate.subscribers.callback import Callback
 from idemgate.subscribers.executor import BoundedExecutor
 

@@ -11,10 +11,9 @@ from typing import Protocol, Self
 
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.text import event_log
-from idemgate.core.waits import wait_until_done
+from idemgate.core.waits import finish_despite_cancel, wait_until_done
 from idemgate.errors import InvalidArgument
 from idemgate.store.context import Context, Runner
-from idemgate.store.shielded import finish_despite_cancel
 
 __all__ = ["Subscriber", "Subscribers"]
 
@@ -76,7 +75,10 @@ class Subscribers:
                 "Register some with gate.subscribe(...), gate.stream(...), gate.consume_list(...), "
                 "gate.on_expired(...) or gate.add_subscriber(...)",
             )
-        stop = asyncio.Event() if stop is None else stop
+        async with nullcontext() if self._context is None else self._context.lifespans.hold():
+            await self._run(subscribers, asyncio.Event() if stop is None else stop, ready)
+
+    async def _run(self, subscribers: Sequence[Subscriber], stop: asyncio.Event, ready: asyncio.Event | None) -> None:
         waiting = set(range(len(subscribers)))
 
         def mark_ready(number: int) -> None:

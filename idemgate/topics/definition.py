@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from idemgate.core.calls import Call
 from idemgate.core.codec import digest
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.keys import Key, raw
+from idemgate.core.keys import Key, raw, text_of
 from idemgate.core.scopes import mark_registered
 from idemgate.core.text import last_line
 from idemgate.core.validation import MOST, check_function, check_parameters
@@ -20,7 +20,7 @@ from idemgate.guard.current import Execution
 from idemgate.store.context import Context
 from idemgate.topics.deliveries import Settlement, nack_items
 from idemgate.topics.merge import Merge
-from idemgate.topics.messages import Delivery, Forward, SettleOutcome, Trigger, decode_trigger, encode_trigger
+from idemgate.topics.messages import Delivery, Forward, Receipt, SettleOutcome, Trigger, decode_trigger, encode_trigger
 from idemgate.topics.policy import Policy, diff_policies, find_newer, from_stored, merge_declarations, slots_of
 from idemgate.topics.recurring import Misfire, RecurringTrigger, build_recurring
 from idemgate.topics.slots import CheckPayload, OpenReply, open_topic, stored_policy
@@ -245,6 +245,13 @@ class TopicDefinition:
         key = "" if error.subject is None else error.subject[1]
         self.context.activity.note_refused(self.name, key, last_line(error))
         return (self.calls or self.build_calls()).count_refused(counter, self.calls is not None)
+
+    def note_dropped(self, triggers: Iterable[Trigger], receipts: Iterable[Receipt]) -> None:
+        """Remember the keys of triggers that were dropped with a version: a wrong clock may have sent the newest."""
+        for trigger, receipt in zip(triggers, receipts, strict=False):
+            if receipt.status == "dropped" and trigger.version is not None:
+                group = "" if trigger.group is None else text_of(trigger.group)
+                self.context.activity.note_outdated(self.name, text_of(trigger.key), group)
 
     def reset(self) -> None:
         """Forget a topic that was deleted from the server. The next use opens it again."""

@@ -17,8 +17,8 @@ from idemgate.topics.policy import DEFAULT, Policy, from_stored
 from idemgate.topics.topic_calls import TopicCalls
 
 __all__ = [
-    "RegistryEntry", "StoredTopic", "find_entry", "find_messages", "list_entries", "stored_topics",
-    "stored_topics_async",
+    "RegistryEntry", "StoredTopic", "find_entry", "find_messages", "is_active", "list_entries", "read_topics",
+    "stored_topics", "stored_topics_async",
 ]  # fmt: skip
 
 S = TypeVar("S")
@@ -44,14 +44,18 @@ class StoredTopic:
     @property
     def active(self) -> bool:
         """True if it holds a message or a dead letter, is paused, or is being changed."""
-        stats = self.stats
-        held = stats.pending + stats.in_flight + stats.dead
-        return stats.paused is not None or self.changing_to is not None or held > 0
+        return is_active(self.stats, self.changing_to)
 
     @property
     def slots(self) -> int:
         """The number of slots."""
         return self.policy.slots
+
+
+def is_active(stats: Stats, changing_to: int | None) -> bool:
+    """Return True if a topic holds a message or a dead letter, is paused, or is being changed."""
+    held = stats.pending + stats.in_flight + stats.dead
+    return stats.paused is not None or changing_to is not None or held > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ def find_messages(context: Context, key: Key) -> dict[str, list[Peek]]:
 def stored_topics(context: Context, active: bool) -> list[StoredTopic]:
     """Return every topic of this namespace, or the active ones. Takes two round trips and writes nothing."""
     link = context.link
-    found = link.run_all(_context_stats(context, link.run(list_entries(context.namespace, context.clock))))
+    found = link.run_all(read_topics(context, link.run(list_entries(context.namespace, context.clock))))
     return [topic for topic in found if topic.active or not active]
 
 
@@ -142,11 +146,11 @@ async def stored_topics_async(
     """
     link = context.aio_link
     entries = await link.run(list_entries(context.namespace, context.clock))
-    found = await link.run_all(_context_stats(context, [entry for entry in entries if entry.name not in without]))
+    found = await link.run_all(read_topics(context, [entry for entry in entries if entry.name not in without]))
     return [topic for topic in found if topic.active or not active]
 
 
-def _context_stats(context: Context, entries: list[RegistryEntry]) -> Batch[list[StoredTopic]]:
+def read_topics(context: Context, entries: list[RegistryEntry]) -> Batch[list[StoredTopic]]:
     """Build the calls that count the messages of all topics: one script call per slot."""
     return _batch_of_topics(
         context,

@@ -138,11 +138,14 @@ class Topic(BaseTopic[Sent, Delivered]):
         try:
             if event_id is None and (execution := current_claim()) is not None:
                 (trigger,) = self._add_event_ids([trigger], execution)
-            return self.run(lambda calls: calls.trigger(trigger))
+            receipt = self.run(lambda calls: calls.trigger(trigger))
         except IdemgateError as error:
             error.name_subject(self.name, key)
             self._count_refused(error)
             raise
+        if receipt.status == "dropped":
+            self.definition.note_dropped([trigger], [receipt])
+        return receipt
 
     def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, Sent]]) -> list[Receipt]:
         """Send many triggers, in order.
@@ -165,11 +168,13 @@ class Topic(BaseTopic[Sent, Delivered]):
         try:
             if (execution := current_claim()) is not None:
                 checked = self._add_event_ids(checked, execution)
-            return self._run_all(lambda calls: calls.trigger_many(checked))
+            receipts = self._run_all(lambda calls: calls.trigger_many(checked))
         except IdemgateError as error:
             name_first(error, self.name, checked)
             self._count_refused(error)
             raise
+        self.definition.note_dropped(checked, receipts)
+        return receipts
 
     def _count_refused(self, error: IdemgateError) -> None:
         """Let the store count a payload that was refused. An error of that is ignored: the caller raises `error`."""

@@ -118,11 +118,14 @@ class AioTopic(BaseTopic[Sent, Delivered]):
             if event_id is None and (execution := current_claim()) is not None:
                 (trigger,) = await self._add_event_ids([trigger], execution)
             calls = self.definition.calls or await self._open(lambda calls: calls.pack_trigger(trigger))
-            return await self._coalescer().add(calls, calls.pack_trigger(trigger))
+            receipt = await self._coalescer().add(calls, calls.pack_trigger(trigger))
         except IdemgateError as error:
             error.name_subject(self.name, key)
             await self._count_refused(error)
             raise
+        if receipt.status == "dropped":
+            self.definition.note_dropped([trigger], [receipt])
+        return receipt
 
     async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, Sent]]) -> list[Receipt]:
         """Send many triggers, in order. See `Topic.trigger_many`."""
@@ -130,11 +133,13 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         try:
             if (execution := current_claim()) is not None:
                 checked = await self._add_event_ids(checked, execution)
-            return await self._run_all(lambda calls: calls.trigger_many(checked))
+            receipts = await self._run_all(lambda calls: calls.trigger_many(checked))
         except IdemgateError as error:
             name_first(error, self.name, checked)
             await self._count_refused(error)
             raise
+        self.definition.note_dropped(checked, receipts)
+        return receipts
 
     async def _count_refused(self, error: IdemgateError) -> None:
         """Let the store count a payload that was refused. An error of that is ignored: the caller raises `error`."""

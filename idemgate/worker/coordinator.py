@@ -8,10 +8,10 @@ from functools import partial
 from typing import Literal
 
 from idemgate.core.durations import Duration
+from idemgate.core.waits import finish_despite_cancel
 from idemgate.errors import InvalidArgument
 from idemgate.membership.member import Membership, RedisMembership
 from idemgate.store.context import HasContext
-from idemgate.store.shielded import finish_despite_cancel
 from idemgate.worker.consumer import TopicConsumer
 from idemgate.worker.poller import Poller
 

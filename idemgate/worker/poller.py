@@ -62,6 +62,7 @@ class Poller:
         wake: Set when a slot may have work earlier than was known.
         assigned_slots: Function that returns the slots to poll now. None means all slots.
         on_resize: Callback for a changed number of slots.
+        replied_at: When the store replied last, seconds of `monotonic`. Before that, when this was made.
     """
 
     calls: TopicCalls
@@ -80,7 +81,7 @@ class Poller:
         self._rotation = self._next_poll = 0
         self._polled_at = monotonic()
         self._must_subscribe = False
-        self._replied_at = monotonic()
+        self.replied_at = monotonic()
         self._subscription = self.context.aio_link.subscription()
 
     async def open(self) -> None:
@@ -145,8 +146,8 @@ class Poller:
 
     def record_time(self, slot: int, now_ms: int, sent: float) -> None:
         """Record a server's time from a reply that arrived now to a request of time `sent` (monotonic seconds)."""
-        self._replied_at = monotonic()
-        self._offsets[slot] = narrow(self._offsets[slot], now_ms, sent * 1000, self._replied_at * 1000)
+        self.replied_at = monotonic()
+        self._offsets[slot] = narrow(self._offsets[slot], now_ms, sent * 1000, self.replied_at * 1000)
 
     async def sync_clock(self) -> None:
         """Request the time of the first slot's server."""
@@ -205,7 +206,7 @@ class Poller:
 
         A worker that polls a slot learns of a new number from the replies.
         """
-        if not self._slots_to_poll() and monotonic() - self._replied_at >= POLL:
+        if not self._slots_to_poll() and monotonic() - self.replied_at >= POLL:
             await self.sync_clock()
 
     def due_slots(self, calls: TopicCalls) -> list[int]:

@@ -85,11 +85,12 @@ async def _run(
     subscribers = Subscribers(gate.subscribers, grace, gate.context) if gate.subscribers else None
     stop = asyncio.Event()
     _stop_on_signals(stop, worker, subscribers)
-    runs = [runner.run(stop) for runner in (worker, subscribers) if runner is not None]
     executor = ThreadPoolExecutor(thread_name_prefix="asyncio")
     asyncio.get_running_loop().set_default_executor(executor)
     try:
-        ends = await asyncio.gather(*(_stop_on_failure(run, stop) for run in runs), return_exceptions=True)
+        async with gate.context.lifespans.hold():  # once for both
+            runs = [runner.run(stop) for runner in (worker, subscribers) if runner is not None]
+            ends = await asyncio.gather(*(_stop_on_failure(run, stop) for run in runs), return_exceptions=True)
     finally:
         await gate.context.close_aio()
         gate.context.close()

@@ -12,11 +12,10 @@ from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.text import event_log
 from idemgate.core.validation import check_int
-from idemgate.core.waits import wait_for_wakeup, wait_until_done, wait_within
+from idemgate.core.waits import finish_despite_cancel, wait_for_wakeup, wait_until_done, wait_within
 from idemgate.errors import InvalidArgument, ServerRejected
 from idemgate.store.context import HasContext, Runner
 from idemgate.store.retry import is_out_of_memory
-from idemgate.store.shielded import finish_despite_cancel
 from idemgate.topics.topic import Topic
 from idemgate.worker.consumer import InFlight, TopicConsumer
 from idemgate.worker.coordinator import MembershipOption, SlotCoordinator, resolve_membership
@@ -142,7 +141,8 @@ class Worker:
         try:
             with self.context.runners.running(self._describe()):
                 if await self._open_topics():
-                    await self._run(started)
+                    async with self.context.lifespans.hold():
+                        await self._run(started)
         finally:
             if self._coordinator is not None:
                 self._coordinator.close()
@@ -167,8 +167,11 @@ class Worker:
         dispatcher = self._loop.dispatcher
         return Runner(
             "worker", self._serves, lambda: self._names, lambda: (self.concurrency - dispatcher.free, self.concurrency),
-            dispatcher.list_started,
+            dispatcher.list_started, self._replied_at,
         )  # fmt: skip
+
+    def _replied_at(self) -> float:
+        return max((poller.replied_at for poller in tuple(self._pollers)), default=0.0)
 
     def _serves(self, topic: str | None) -> bool:
         """Return True if this worker serves a topic of this name that is declared before its start."""

@@ -17,7 +17,7 @@ import msgpack
 import pytest
 
 from idemgate import Gate, InvalidArgument, Trigger
-from idemgate.audit.findings import KINDS
+from idemgate.audit.catalogue import DATA_KINDS
 from idemgate.audit.slot import Contents, Slot, SlotView, check_slot, decode_topic_entry, read_slot
 from idemgate.core import keys
 from idemgate.errors import LeaseLost
@@ -570,7 +570,7 @@ def test_a_planted_fault_is_found_alone_and_the_printed_commands_mend_it(hand: H
     report = found()
     assert {*report.by_kind} == {kind}, str(report)
     assert all(one.key.endswith(place) and one.cause and one.remedy for one in report.findings), str(report)
-    assert bool(report.critical) is (KINDS[kind].severity == "critical")
+    assert bool(report.critical) is (DATA_KINDS[kind].severity == "critical")
     # And the commands that are printed mend it
     wholly = all(map(is_command, report.findings))
     for _ in range(3):  # one may show another
@@ -790,7 +790,7 @@ def test_a_result_that_is_larger_than_the_auditors_own_limit_is_no_fault(full: G
 def test_each_sort_of_fault_is_planted(found: Any) -> None:
     planted = {kind for kind, _, _ in FAULTS.values()}
     elsewhere = {"fence-fell", "ran-again", "overlap-key", "overlap-group", "unread"}
-    assert planted | elsewhere == {*KINDS}
+    assert planted | elsewhere == {*DATA_KINDS}
 
 
 def test_what_is_too_large_is_not_read_and_said(full: Gate) -> None:
@@ -984,4 +984,4 @@ def test_slots_that_are_changed_to_and_fro_are_no_fault(gate: Gate, turns: int) 
 def test_the_documentation_explains_every_finding() -> None:
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
     explained = page.partition("## Repair a finding")[2]
-    assert [kind for kind in KINDS if f"`{kind}`" not in explained] == []
+    assert [kind for kind in DATA_KINDS if f"`{kind}`" not in explained] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +13,8 @@ import msgpack
 import pytest
 
 import idemgate
-from idemgate.audit.findings import KINDS, Finding, Report, quote_argument
+from idemgate.audit.catalogue import CATALOGUE, DATA_KINDS, RUNNING_KINDS, SERVER_KINDS, link_of
+from idemgate.audit.findings import Finding, Report, quote_argument
 from idemgate.audit.keys import (
     check_members,
     check_page,
@@ -61,10 +63,10 @@ def _is_text(node: ast.AST) -> bool:
 
 def test_every_kind_that_is_found_is_explained_and_no_other() -> None:
     named = {word for words in _found() for word in words}
-    assert {*KINDS} <= named
-    assert {words[0] for words in _found() if words} <= {*KINDS}
+    assert {*DATA_KINDS} <= named
+    assert {words[0] for words in _found() if words and words[0]} <= {*CATALOGUE}
     # What stands beside a kind is a part of a slot
-    assert named - {*KINDS} <= {*PARTS, "WRONGTYPE"}
+    assert named - {*CATALOGUE} <= {*PARTS, "WRONGTYPE", ""}
 
 
 def test_what_mends_it_is_a_command() -> None:
@@ -77,17 +79,41 @@ def test_what_mends_it_is_a_command() -> None:
 
 def test_what_breaks_a_promise_is_critical_and_the_rest_a_warning() -> None:
     warnings = {"changing", "room", "forgotten-never", "foreign", "layout", "unread", "owner"}
-    assert {name for name, kind in KINDS.items() if kind.severity != "critical"} == warnings
-    assert {kind.severity for kind in KINDS.values()} == {"critical", "warning"}
-    assert all(kind.cause and kind.mend for kind in KINDS.values())
+    assert {name for name, kind in DATA_KINDS.items() if kind.severity != "critical"} == warnings
+    assert {kind.severity for kind in DATA_KINDS.values()} == {"critical", "warning"}
+    assert all(kind.cause and kind.mend for kind in CATALOGUE.values())
+
+
+def test_each_check_of_the_doctor_is_in_the_catalogue_and_no_other() -> None:
+    sources = "\n".join(path.read_text() for path in ROOT.rglob("*.py"))
+    names = {*re.findall(r'Check\(\s*"([a-z]+)"', sources), *re.findall(r'_unless_away\("([a-z]+)"', sources)}
+    assert names == {*SERVER_KINDS}
+
+
+def test_no_two_kinds_have_one_name() -> None:
+    assert len(CATALOGUE) == len(DATA_KINDS) + len(SERVER_KINDS) + len(RUNNING_KINDS)
+
+
+def test_the_page_of_a_kind_explains_it_with_its_threshold() -> None:
+    page = (ROOT.parent / "docs" / "findings.md").read_text()
+    sections = dict(re.findall(r"^## ([a-z-]+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    assert [*sections] == [*RUNNING_KINDS]
+    for name, kind in RUNNING_KINDS.items():
+        assert sections[name].startswith(f"\n*{kind.severity}*"), name
+        assert not kind.threshold or f"{kind.threshold:g}" in sections[name], name
+        assert "mend" in sections[name].lower(), name
+    for name in CATALOGUE:
+        path, _, anchor = link_of(name).partition("#")
+        headings = re.findall(r"^#+ (.*)$", (ROOT.parent / path).read_text(), re.MULTILINE)
+        assert anchor in [heading.lower().replace(" ", "-") for heading in headings], name
 
 
 def test_a_report_says_what_was_looked_at_and_what_breaks_a_promise() -> None:
     lapsed, owner = Finding("lease", "a", "no end", "DEL a"), Finding("owner", "b", "nobody")
     report = Report((lapsed, owner), {"slots": 1200})
     assert (report.sound, report.critical, report.by_kind) == (False, (lapsed,), {"lease": 1, "owner": 1})
-    assert (lapsed.remedy, owner.remedy) == ("DEL a", KINDS["owner"].mend)
-    assert lapsed.cause == KINDS["lease"].cause
+    assert (lapsed.remedy, owner.remedy) == ("DEL a", DATA_KINDS["owner"].mend)
+    assert lapsed.cause == DATA_KINDS["lease"].cause
     assert str(report) == ("looked at 1,200 slots: NOT sound\ncritical lease: a: no end\nwarning owner: b: nobody")
     assert (Report(()).sound, str(Report(()))) == (True, "looked at nothing: sound")
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any
 
-from idemgate.audit.server import Check, Seen, diagnose, durable, notifications
+from idemgate.audit.server import Check, diagnose, durable, notifications
 from idemgate.core import keys
 from idemgate.core.calls import call, new_id
 from idemgate.core.keys import check_name
 from idemgate.errors import ServerRejected, StoreError
 from idemgate.guard.claim_calls import Claims
+from idemgate.operate.servers import read_server, read_settings
 from idemgate.store.durability import DurabilityOption, parse_durability
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.nodes import Server, servers
@@ -61,7 +59,11 @@ def examine_store(where: Namespace, *, writes: bool = True) -> list[ServerCheck]
         ServerRejected: a server rejected a command.
     """
     with servers(where.endpoint) as found:
-        checks = [(server.name, check) for server in found for check in diagnose(_read_server(where, server))]
+        checks = [
+            (server.name, check)
+            for server in found
+            for check in diagnose(read_server(server, in_cluster=where.endpoint.kind == "cluster"))
+        ]
         strange, listens = _check_namespace(where, found)
         checks += [("", check) for check in (*_check_permissions(where, writes), *_durable(where, found), strange)]
         if listens:
@@ -69,64 +71,9 @@ def examine_store(where: Namespace, *, writes: bool = True) -> list[ServerCheck]
     return checks
 
 
-def _read_server(where: Namespace, server: Server) -> Seen:
-    apart, jumped = _clocks(server)
-    clustered = where.endpoint.kind == "cluster"
-    return Seen(
-        info=_ask_if_allowed(server, "INFO") or {},
-        config=_config(server, "*"),
-        apart=apart,
-        jumped=jumped,
-        in_cluster=clustered,
-        cluster=_lines(_ask_if_allowed(server, "CLUSTER INFO")) if clustered else {},
-    )
-
-
-def _ask_if_allowed(server: Server, *words: str) -> Any:
-    """Return the reply; None if the command is not permitted or not known."""
-    with suppress(ServerRejected):
-        return server.command(*words)
-    return None
-
-
-def _config(server: Server, pattern: str) -> dict[str, str] | None:
-    found = _ask_if_allowed(server, "CONFIG GET", pattern)
-    return None if found is None else {_text(name): _text(value) for name, value in found.items()}
-
-
-def _lines(reply: Any) -> dict[str, str]:
-    if isinstance(reply, dict):
-        return {_text(name): _text(value) for name, value in reply.items()}  # pyright: ignore[reportUnknownVariableType]
-    return dict(line.split(":", 1) for line in _text(reply or b"").split() if ":" in line)
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
 def _flags(server: Server) -> str | None:
-    found = _config(server, "notify-keyspace-events")
+    found = read_settings(server, "notify-keyspace-events")
     return None if found is None else found.get("notify-keyspace-events", "")
-
-
-def _clocks(server: Server) -> tuple[float | None, float]:
-    """Return how far the server's clock is ahead, and how much it gained during a short wait.
-
-    The result is (None, 0.0) if the server may not be asked.
-    """
-    try:
-        before, ours = _time(server), time.time()
-        time.sleep(0.1)
-        after = _time(server)
-    except ServerRejected:
-        return None, 0.0
-    return before[0] - ours, (after[0] - before[0]) - (after[1] - before[1])
-
-
-def _time(server: Server) -> tuple[float, float]:
-    """Return the server's clock, and a clock of this process that never jumps."""
-    seconds, micros = server.command("TIME")
-    return seconds + micros / 1_000_000, time.monotonic()
 
 
 def _check_permissions(where: Namespace, writes: bool) -> Iterator[Check]:
@@ -177,7 +124,7 @@ def _durable(where: Namespace, found: Sequence[Server]) -> Iterator[Check]:
     except StoreError as error:
         yield Check("durability", "critical", str(error), "what the line above needs, or another durability=")
     else:
-        policies = [] if where.durability.replicas else [_config(server, "appendfsync") or {} for server in found]
+        policies = [] if where.durability.replicas else [read_settings(server, "appendfsync") or {} for server in found]
         yield durable([one.get("appendfsync", "") for one in policies])
     finally:
         link.close()
@@ -206,7 +153,7 @@ def _scan_namespace(where: Namespace, found: list[Server]) -> tuple[Check, bool]
         for number, batch in enumerate(server.scan(keys.pattern(where.name), 1000)):
             owners = {key: keys.owner_of(where.name, key) for key in batch}
             looked += len(batch)
-            strange += [_text(key) for key, owner in owners.items() if owner.kind == "layout"]
+            strange += [key.decode(errors="replace") for key, owner in owners.items() if owner.kind == "layout"]
             listens = listens or any(one.kind == "once" and one.name.startswith("expiry.") for one in owners.values())
             if number + 1 >= BATCHES:
                 whole = False

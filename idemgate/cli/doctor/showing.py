@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from idemgate.audit.catalogue import link_of
 from idemgate.audit.findings import Finding, Report
 from idemgate.audit.server import Check
 from idemgate.cli.doctor.examine import Namespace, ServerCheck
@@ -30,7 +31,7 @@ def as_json(where: Namespace, checks: list[ServerCheck], report: Report | None) 
     facts: dict[str, object] = {
         "store": str(where.endpoint),
         "namespace": where.name,
-        "checks": [{"server": server, **check._asdict()} for server, check in checks],
+        "checks": [{"server": server, **check._asdict(), "link": link_of(check.name)} for server, check in checks],
     }
     if report is not None:
         facts["audit"] = {
@@ -42,7 +43,7 @@ def as_json(where: Namespace, checks: list[ServerCheck], report: Report | None) 
 
 
 def _finding(one: Finding) -> dict[str, str]:
-    names = ("severity", "kind", "key", "what", "cause")
+    names = ("severity", "kind", "key", "what", "cause", "link")
     return {name: getattr(one, name) for name in names} | {"mend": one.remedy}
 
 

@@ -13,7 +13,7 @@ from idemgate.core.backoff import retry_pause
 from idemgate.core.calls import Batch
 from idemgate.core.clock import monotonic
 from idemgate.core.keys import raw
-from idemgate.core.waits import wait_for_wakeup
+from idemgate.core.waits import finish_despite_cancel, wait_for_wakeup
 from idemgate.errors import InvalidArgument, ServerRejected, StoreError, StoreUnavailable
 from idemgate.guard.claim import AioClaim, claim_request
 from idemgate.guard.options import ClaimOptions
@@ -21,7 +21,6 @@ from idemgate.store.context import Context
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.nodes import Node, database, primaries
 from idemgate.store.retry import lacks_cluster_url
-from idemgate.store.shielded import finish_despite_cancel
 from idemgate.subscribers.expiry import rules
 from idemgate.topics.messages import Trigger
 from idemgate.topics.topic import Topic

@@ -1,0 +1,394 @@
+"""What is wrong in a namespace that runs: pure functions over a snapshot. The thresholds are those of the catalogue."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from idemgate.audit.catalogue import CATALOGUE
+from idemgate.audit.findings import Finding
+from idemgate.audit.server import diagnose
+from idemgate.audit.snapshot import Snapshot, TopicSeen
+from idemgate.core.activity import BOUNDS
+from idemgate.presence.report import Process, RunningWork
+
+__all__ = ["command_line", "findings", "limit_of"]
+
+_SETTINGS = ("eviction", "persistence", "replicas", "server")
+"""The checks whose warnings are advice on settings. The doctor gives it; nothing is wrong at the moment."""
+_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "store-unavailable": ("last_minute", ("worker.store_unavailable",)),
+    "leases-lost": ("last_10_minutes", ("worker.lease_lost", "worker.lost", "once.lease_lost", "once.lost")),
+    "ran-unguarded": ("last_10_minutes", ("once.store_error.run", "once.store_error.local")),
+    "completion-lost": ("last_10_minutes", ("once.completion_lost",)),
+}
+"""The kinds that are an increase of counters, summed over all processes: since when, and of which counters."""
+_MANY_PLACES = 32
+"""The places of a worker, if none reports any."""
+
+
+def findings(snapshot: Snapshot) -> list[Finding]:
+    """Return what is wrong, the most severe first, then in the order of the catalogue. It sends nothing."""
+    rules: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
+        _judge_servers,
+        _judge_topics,
+        _judge_keys,
+        _judge_processes,
+    )
+    order = {kind: number for number, kind in enumerate(CATALOGUE)}
+    found = [one for rule in rules for one in rule(snapshot)]
+    return sorted(found, key=lambda one: (one.severity != "critical", order[one.kind]))
+
+
+def limit_of(kind: str) -> float:
+    """Return the number from which on something is a finding of this kind."""
+    return CATALOGUE[kind].threshold
+
+
+def command_line(*words: str) -> str:
+    """Return a command as a shell reads it. A word that cannot be printed is written with escapes ($'...')."""
+    return " ".join(shlex.quote(word) if word.isprintable() else _escape(word) for word in words)
+
+
+def _escape(word: str) -> str:
+    escaped = [one if one.isprintable() and one not in "\\'" else f"\\U{ord(one):08x}" for one in word]
+    return f"$'{''.join(escaped)}'"
+
+
+# -- servers ----------------------------------------------------------------------------------------------------------
+
+
+def _judge_servers(snapshot: Snapshot) -> Iterator[Finding]:
+    for name, seen in snapshot.servers.items():
+        for check in diagnose(seen):
+            if check.state == "critical" or (check.state == "warning" and check.name not in _SETTINGS):
+                mend = _redis_cli(name, check.mend)
+                yield Finding(check.name, "", check.what, mend, where=name, lesser=check.state)
+
+
+def _redis_cli(server: str, mend: str) -> str:
+    """Return the command for this server if the doctor's advice is one, else ""."""
+    if not mend.startswith("CONFIG "):
+        return ""
+    host, _, port = server.rpartition(":")
+    where = ("-h", host, "-p", port) if port.isdigit() else ("-s", server)
+    return command_line("redis-cli", *where, *mend.partition("   (")[0].split())
+
+
+# -- topics -----------------------------------------------------------------------------------------------------------
+
+
+def _judge_topics(snapshot: Snapshot) -> Iterator[Finding]:
+    for topic in snapshot.topics:
+        serving = [one for one in snapshot.processes if topic.name in one.topics]
+        yield from _judge_dead_letters(topic)
+        if topic.changing_to is not None:
+            yield _report_change(topic, topic.changing_to)
+        elif topic.stats.paused is not None:
+            yield from _judge_pause(snapshot, topic)
+        elif serving or topic.stats.in_flight or any(one.dropped.get("topics") for one in snapshot.processes):
+            hanging = [*_judge_hanging(snapshot, topic, serving)]
+            yield from hanging or _judge_lateness(snapshot, topic, serving)
+            yield from _judge_groups(snapshot, topic)
+        else:
+            yield from _judge_unserved(snapshot, topic)
+
+
+def _report_change(topic: TopicSeen, slots: int) -> Finding:
+    what = f"it gets {slots} slots" if slots else "it is being deleted"
+    words = ("reshard", topic.name, str(slots)) if slots else ("delete", topic.name)
+    return Finding("changing", "", what, command_line("idemgate", "topic", *words), topic.name)
+
+
+def _judge_pause(snapshot: Snapshot, topic: TopicSeen) -> Iterator[Finding]:
+    stats = topic.stats
+    assert stats.paused is not None
+    if stats.oldest_due is None or _age(snapshot, stats.paused.since) < limit_of("topic-paused"):
+        return
+    why = f" ({stats.paused.reason})" if stats.paused.reason else ""
+    what = f"paused by {stats.paused.by}{why}, and {_count(_due(topic), 'message')} due"
+    mend = command_line("idemgate", "topic", "resume", topic.name)
+    yield Finding(
+        "topic-paused", "", what, mend, topic.name, since=stats.paused.since, numbers={"due": _due(topic)}
+    )  # fmt: skip
+
+
+def _judge_unserved(snapshot: Snapshot, topic: TopicSeen) -> Iterator[Finding]:
+    """Judge a topic that no process serves."""
+    stats = topic.stats
+    if stats.oldest_due is not None:
+        if stats.lateness.total_seconds() >= limit_of("topic-unserved"):
+            what = f"{_count(_due(topic), 'message')} due, and no process takes any"
+            mend, numbers = command_line("idemgate", "worker", "ls"), {"due": _due(topic)}
+            yield Finding("topic-unserved", "", what, mend, topic.name, since=stats.oldest_due, numbers=numbers)
+        return
+    workers = [one for one in snapshot.processes if one.topics]
+    settled = workers and all(_age(snapshot, one.started_at) >= limit_of("topic-abandoned") for one in workers)
+    if settled and stats.pending + stats.dead:
+        what = f"{_count(stats.dead, 'dead letter', '')} and {_count(stats.pending, 'pending message', '')}"
+        mend = command_line("idemgate", "topic", "delete", topic.name, "--discard")
+        numbers = {"dead": stats.dead, "pending": stats.pending}
+        yield Finding(
+            "topic-abandoned", "", f"{what}, and no process serves the topic", mend, topic.name, numbers=numbers
+        )  # fmt: skip
+
+
+def _judge_lateness(snapshot: Snapshot, topic: TopicSeen, serving: Sequence[Process]) -> Iterator[Finding]:
+    """Judge messages that are ready: they wait for no other delivery."""
+    stats = topic.stats
+    since = stats.next_due
+    if not stats.ready or since is None or _age(snapshot, since) < limit_of("topic-late"):
+        return
+    busy, places = sum(one.busy for one in serving), sum(one.places for one in serving)
+    what = f"{_count(stats.ready, 'message')} due, {stats.in_flight} in flight"
+    if topic.concurrency is not None and stats.in_flight >= topic.concurrency:
+        what += f", as many as its concurrency of {topic.concurrency} allows"
+    elif topic.rate is not None:
+        what += f", with a rate of {topic.rate:g}/s"
+    elif places:
+        what += f"; its workers use {busy} of {places} places"
+    mend = command_line("idemgate", "worker", "ls", "--of", topic.name)
+    numbers = {"ready": stats.ready, "in_flight": stats.in_flight, "busy": busy, "places": places}
+    yield Finding("topic-late", "", what, mend, topic.name, since=since, numbers=numbers)
+
+
+def _judge_groups(snapshot: Snapshot, topic: TopicSeen) -> Iterator[Finding]:
+    group = topic.stats.oldest_blocked
+    if group is None or _age(snapshot, group.oldest_due) < limit_of("group-blocked"):
+        return
+    what = f"{_count(group.count, 'message')} of group {group.group!r} due, and wait for its deliveries"
+    mend = command_line("idemgate", "topic", "show", topic.name)
+    yield Finding(
+        "group-blocked", "", what, mend, topic.name, since=group.oldest_due,
+        numbers={"blocked": group.count, "blocked_in_all": topic.stats.blocked},
+    )  # fmt: skip
+
+
+def _judge_hanging(snapshot: Snapshot, topic: TopicSeen, serving: Sequence[Process]) -> Iterator[Finding]:
+    """Judge a topic whose due messages get no place, because handlers that run for long have all of them."""
+    if topic.stats.oldest_due is None:
+        return
+    long = [(one, [work for work in one.running if _runs_long(snapshot, one, work)]) for one in serving]
+    mine = sorted((work for _, works in long for work in works if work.of == topic.name), key=lambda work: work.since)
+    full = all(one.places and one.busy >= one.places and works == [*_list_deliveries(one)] for one, works in long)
+    if mine and (full or (topic.concurrency is not None and len(mine) >= topic.concurrency)):
+        oldest = mine[0]
+        places = topic.concurrency if not full else sum(one.places for one in serving)
+        where = f" at {oldest.location}" if oldest.location else ""
+        what = (
+            f"all {places} places are taken for more than {limit_of('handlers-hang'):g} s, the oldest by {oldest.key!r}"
+        )
+        mend = command_line("idemgate", "worker", "ls", "--of", topic.name)
+        numbers = {"hanging": len(mine), "due": _due(topic)}
+        names = sorted(one.name for one, works in long if works)
+        yield Finding(
+            "handlers-hang", oldest.key, f"{what}{where}", mend, topic.name, _some(names), oldest.since, numbers
+        )  # fmt: skip
+
+
+def _list_deliveries(process: Process) -> Iterator[RunningWork]:
+    """Yield the deliveries of a report. Guarded calls run inside of them, or in no worker."""
+    return (work for work in process.running if work.of in process.topics)
+
+
+def _runs_long(snapshot: Snapshot, process: Process, work: RunningWork) -> bool:
+    """Return True if a delivery runs for longer than handlers of the topic did in the last ten minutes."""
+    if work.of not in process.topics:
+        return False
+    usual = (
+        [number for number, n in enumerate(process.times[work.of].handling) if n] if work.of in process.times else []
+    )
+    if usual and usual[-1] == len(BOUNDS):
+        return False  # they run for minutes
+    most = max(limit_of("handlers-hang"), BOUNDS[usual[-1]] if usual else 0)
+    return _age(snapshot, work.since) >= most
+
+
+def _judge_dead_letters(topic: TopicSeen) -> Iterator[Finding]:
+    """Yield a finding for each reason of the newest dead letters. The same reason is the same type of exception."""
+    by_reason: defaultdict[str, list[int]] = defaultdict(list)
+    for number, letter in enumerate(topic.letters):
+        by_reason[_type_of(letter.reason)].append(number)
+    for reason, numbers in by_reason.items():
+        letters = [topic.letters[number] for number in numbers]
+        keys = _some([*dict.fromkeys(repr(letter.key) for letter in letters)])
+        what = f"{_count(len(letters), 'message', '')} died lately: {letters[0].reason!r} of {keys}"
+        words = ("--reason", reason) if reason else ("--all",)
+        mend = command_line("idemgate", "dead", "redrive", topic.name, *words)
+        since = min(letter.died_at for letter in letters)
+        yield Finding(
+            "dead-letters", letters[0].key, what, mend, topic.name, since=since,
+            numbers={"lately": len(letters), "in_all": topic.stats.dead},
+        )  # fmt: skip
+
+
+def _type_of(reason: str) -> str:
+    """Return what letters with the same failure share of their reasons: the type of the exception, if there is one."""
+    head, colon, _ = reason.partition(":")
+    text = head if colon and head.replace(".", "").replace("_", "").isalnum() else reason
+    return next(iter(text.splitlines()), "")
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+def _judge_keys(snapshot: Snapshot) -> Iterator[Finding]:
+    for message in snapshot.failing:
+        if message.attempts >= limit_of("poison-message"):
+            what = f"failed {message.attempts} times, and is tried again: {message.error}"
+            words = ("idemgate", "topic", "bury", message.topic, message.key, *_group(message.group))
+            yield Finding(
+                "poison-message", message.key, what, command_line(*words), message.topic,
+                numbers={"attempts": message.attempts},
+            )  # fmt: skip
+    for key in snapshot.held:
+        words = ("idemgate", "key", "resolve", key.key, "--scope", key.scope, "--again")
+        what = f"waits for a decision since its attempt {key.attempts}: --done if its work is done, else --again"
+        yield Finding("key-held", key.key, what, command_line(*words), key.scope, since=key.since)
+    for known in snapshot.versions:
+        ahead = _seconds_ahead(known.version, snapshot.taken_at)
+        if ahead is not None and ahead >= limit_of("version-ahead"):
+            what = f"its version {known.version} is a time {_span(ahead)} ahead of the server's clock"
+            words = ("idemgate", "topic", "reset-version", known.topic, known.key, *_group(known.group))
+            yield Finding(
+                "version-ahead", known.key, what, command_line(*words), known.topic, numbers={"ahead": ahead}
+            )  # fmt: skip
+
+
+def _group(name: str) -> tuple[str, ...]:
+    return ("--group", name) if name else ()
+
+
+def _seconds_ahead(version: int, now: datetime) -> float | None:
+    """Return how far a version is ahead of the clock if it is a time in s, ms or us; None if it is none.
+
+    A time of the last or the next ten years is taken for one.
+    """
+    years = timedelta(days=3653).total_seconds()
+    for unit in (1, 1_000, 1_000_000):
+        ahead = version / unit - now.timestamp()
+        if abs(ahead) < years:
+            return ahead
+    return None
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def _judge_processes(snapshot: Snapshot) -> Iterator[Finding]:
+    for kind in _COUNTERS:
+        yield from _judge_counters(snapshot, kind)
+    yield from _judge_refused(snapshot)
+    yield from _judge_lapses(snapshot)
+    yield from _judge_clocks(snapshot)
+    yield from _judge_policies(snapshot)
+    yield from _judge_versions(snapshot)
+
+
+def _judge_counters(snapshot: Snapshot, kind: str) -> Iterator[Finding]:
+    span, names = _COUNTERS[kind]
+    rose = {
+        one.name: sum(getattr(one.counters[name], span) for name in names if name in one.counters)
+        for one in snapshot.processes
+    }
+    total = sum(rose.values())
+    if total >= limit_of(kind):
+        worst = sorted((name for name in rose if rose[name]), key=lambda name: -rose[name])
+        what = f"{total} in the {span.replace('_', ' ')}: {', '.join(names)}"
+        mend = command_line("idemgate", "worker", "show", worst[0])
+        yield Finding(kind, "", what, mend, where=_some(worst), numbers={"number": total, "processes": len(worst)})
+
+
+def _judge_refused(snapshot: Snapshot) -> Iterator[Finding]:
+    by_topic: defaultdict[str, list[tuple[datetime, str, str, str]]] = defaultdict(list)
+    for one in snapshot.processes:
+        for row in one.refused:
+            if _age(snapshot, row.at) < limit_of("payload-refused"):
+                by_topic[row.of].append((row.at, row.key, row.error, one.name))
+    for topic, rows in by_topic.items():
+        _, key, error, process = max(rows)
+        what = f"{_count(len(rows), 'trigger')} refused lately, the last of {key!r}: {error}"
+        mend, numbers = command_line("idemgate", "worker", "show", process), {"number": len(rows)}
+        yield Finding("payload-refused", key, what, mend, topic, process, min(rows)[0], numbers)
+
+
+def _judge_lapses(snapshot: Snapshot) -> Iterator[Finding]:
+    """Judge leases of workers that died. One death lapses at most what a worker holds."""
+    lapsed = sum(one.counters["worker.lapsed"].last_10_minutes for one in snapshot.processes if _has_lapsed(one))
+    places = max((one.places for one in snapshot.processes), default=0) or _MANY_PLACES
+    if lapsed > places * limit_of("deliveries-lapse"):
+        what = f"{lapsed} deliveries of workers that died came back in ten minutes"
+        mend = command_line("idemgate", "worker", "ls")
+        yield Finding("deliveries-lapse", "", what, mend, numbers={"number": lapsed})
+
+
+def _has_lapsed(process: Process) -> bool:
+    return "worker.lapsed" in process.counters
+
+
+def _judge_clocks(snapshot: Snapshot) -> Iterator[Finding]:
+    limit = limit_of("process-clock")
+    wrong = [(one.ahead, one.name) for one in snapshot.processes if one.ahead is not None and abs(one.ahead) >= limit]
+    for host in dict.fromkeys(name.rpartition(":")[0] for _, name in wrong):
+        ahead, name = next(one for one in wrong if one[1].rpartition(":")[0] == host)
+        what = f"the clock of {host} is {_span(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the server's"
+        mend = command_line("idemgate", "worker", "show", name)
+        yield Finding("process-clock", "", what, mend, where=name, numbers={"ahead": ahead})
+
+
+def _judge_policies(snapshot: Snapshot) -> Iterator[Finding]:
+    """Judge programs that adopted the policy of a newer revision, and run for longer than a deployment takes."""
+    names = [
+        one.name
+        for one in snapshot.processes
+        if (adopted := one.counters.get("topic.policy_adopted")) and not adopted.last_10_minutes
+        and _age(snapshot, one.started_at) >= limit_of("policy-outdated")
+    ]  # fmt: skip
+    if names:
+        mend = command_line("idemgate", "worker", "show", names[0])
+        what = f"{_count(len(names), 'process', '')} declare{'s'[: len(names) == 1]} an older revision of a policy"
+        yield Finding("policy-outdated", "", what, mend, where=_some(names), numbers={"processes": len(names)})
+
+
+def _judge_versions(snapshot: Snapshot) -> Iterator[Finding]:
+    """Judge programs of which processes with several versions of idemgate run for longer than a deployment takes."""
+    limit = limit_of("versions-differ")
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for one in snapshot.processes:
+        if _age(snapshot, one.started_at) >= limit:
+            found[one.program][one.version] += 1
+    for program, versions in found.items():
+        if len(versions) > 1:
+            what = f"{program} runs with idemgate {_some(sorted(versions))}"
+            mend = command_line("idemgate", "worker", "ls")
+            yield Finding("versions-differ", "", what, mend, where=program, numbers=dict(versions))
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def _age(snapshot: Snapshot, since: datetime) -> float:
+    return (snapshot.taken_at - since).total_seconds()
+
+
+def _due(topic: TopicSeen) -> int:
+    return topic.stats.ready + topic.stats.waiting + topic.stats.blocked
+
+
+def _count(n: int, noun: str, verb: str = "is") -> str:
+    plural = noun if n == 1 else f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    verb = "are" if verb and n != 1 else verb
+    return f"{n:,} {plural} {verb}".rstrip()
+
+
+def _span(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _some(names: Iterable[str]) -> str:
+    """Return at most three names, and how many others there are."""
+    first, *_ = ([*names],)
+    more = f" and {len(first) - 3} more" if len(first) > 3 else ""
+    return ", ".join(first[:3]) + more

@@ -1,0 +1,366 @@
+"""What is wrong in a snapshot: each kind planted, and a snapshot that nearly has it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from idemgate.audit.catalogue import CATALOGUE, RUNNING_KINDS
+from idemgate.audit.findings import Finding
+from idemgate.audit.running import command_line, findings
+from idemgate.audit.server import Seen, diagnose
+from idemgate.audit.snapshot import (
+    DeadSeen,
+    FailingMessage,
+    HeldKey,
+    KnownVersion,
+    Snapshot,
+    TopicSeen,
+    snapshot_as_facts,
+)
+from idemgate.core.activity import BOUNDS
+from idemgate.presence.report import Counter, Process, RunningWork, Times, WorkFailure
+from idemgate.topics.messages import BlockedGroup, Pause, Stats
+from tests.for_each import for_each
+
+NOW = datetime(2026, 12, 24, 18, tzinfo=UTC)
+SOUND = Seen(
+    {"redis_version": "7.2.0", "role": "master", "aof_enabled": 1}, {"appendfsync": "everysec"}, 0.0, 0.0, False, {}
+)
+
+
+def ago(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
+
+
+def topic(name: str = "jobs", **facts: Any) -> TopicSeen:
+    """A topic in which nothing is wrong; `late` is how long a message of it is due."""
+    late = facts.pop("late", None)
+    stats: dict[str, Any] = {
+        "scheduled": 0, "ready": 0, "waiting": 0, "blocked": 0, "in_flight": 0, "dead": 0, "next_due": None,
+        "oldest_due": None, "lateness": timedelta(), "oldest_blocked": None, "blocked_groups": (), "sampled": False,
+        "paused": None, "counters": {},
+    }  # fmt: skip
+    if late is not None:
+        stats |= {"ready": 1, "next_due": ago(late), "oldest_due": ago(late), "lateness": timedelta(seconds=late)}
+    stats |= {known: facts.pop(known) for known in [*facts] if known in stats}
+    return TopicSeen(
+        name, 4, facts.pop("changing_to", None), Stats(**stats), **{"concurrency": None, "rate": None} | facts
+    )
+
+
+def process(pid: int = 1, **facts: Any) -> Process:
+    """A worker of the topic "jobs" in which nothing is wrong. `counters` are increases of the last ten minutes."""
+    counters = {
+        name: n if isinstance(n, Counter) else Counter(n, n, n) for name, n in facts.pop("counters", {}).items()
+    }
+    known: dict[str, Any] = {
+        "id": "0" * 32, "seen_at": NOW, "host": "web", "pid": pid, "version": "1", "program": "shop.py",
+        "role": "worker", "started_at": ago(3600), "busy": 0, "places": 2, "topics": ("jobs",), "scopes": (),
+        "times": {}, "calls": (), "running": (), "failures": (), "refused": (), "held": (), "outdated": (),
+        "ahead": 0.0, "dropped": {},
+    }  # fmt: skip
+    return Process(**known | facts, counters=counters)
+
+
+def snapshot(*topics: TopicSeen, processes: tuple[Process, ...] = (process(),), **facts: Any) -> Snapshot:
+    return Snapshot("shop", NOW, facts.pop("servers", {"h:1": SOUND}), topics, processes, **facts)
+
+
+def runs(age: float, key: str = "order-7", of: str = "jobs") -> RunningWork:
+    return RunningWork(of, key, ago(age), "shop.py:7 ship")
+
+
+def lasted(seconds: float) -> Times:
+    """The durations of handlers, one of which took this long."""
+    counts = [0] * (len(BOUNDS) + 1)
+    counts[next((n for n, bound in enumerate(BOUNDS) if seconds <= bound), len(BOUNDS))] = 1
+    return Times((), tuple(counts))
+
+
+def hanging(*ages: float, times: Times | None = None, **facts: Any) -> Snapshot:
+    """A worker with a place for each of these deliveries, and a due message that waits."""
+    work = process(
+        busy=len(ages), places=facts.pop("places", len(ages)), running=tuple(map(runs, ages)),
+        times={} if times is None else {"jobs": times},
+    )  # fmt: skip
+    return snapshot(topic(late=40, in_flight=len(ages), **facts), processes=(work,))
+
+
+def blocked(seconds: float) -> Snapshot:
+    group = BlockedGroup("big", 9, ago(seconds))
+    return snapshot(topic(blocked=9, oldest_blocked=group, blocked_groups=(group,)))
+
+
+def versioned(version: float) -> Snapshot:
+    return snapshot(topic(), versions=(KnownVersion("jobs", "order 7", "", round(version)),))
+
+
+def refused(age: float) -> Snapshot:
+    rows = (WorkFailure("jobs", "order-7", None, "not a list", ago(age), None),)
+    return snapshot(topic(), processes=(process(), process(2, topics=(), role="client", refused=rows)))
+
+
+PAUSE = Pause(ago(301), "ann@host", "outage")
+DEAD = DeadSeen("order-7", "KeyError: 'address'", ago(30), 1)
+LONG_AGO = Counter(1, 0, 0)
+Case = tuple[Snapshot, Snapshot]
+CASES: dict[str, list[Case]] = {
+    "topic-unserved": [
+        (snapshot(topic(late=31), processes=()), snapshot(topic(late=29), processes=())),
+        (snapshot(topic("mails", late=31)), snapshot(topic("mails", late=31, in_flight=1))),
+        (
+            snapshot(topic("mails", late=31)),
+            snapshot(topic("mails", late=31), processes=(process(topics=("jobs", "mails")),)),
+        ),
+        # The report has no room for all topics
+        (
+            snapshot(topic("mails", late=31)),
+            snapshot(topic("mails", late=31), processes=(process(dropped={"topics": 1}),)),
+        ),
+        (snapshot(topic("mails", late=31)), snapshot(topic("mails", late=31, paused=replace(PAUSE, since=ago(9))))),
+    ],
+    "handlers-hang": [
+        (hanging(61, 70), hanging(59, 70)),
+        (hanging(61, 70), hanging(61, 70, places=3)),
+        # Handlers of this topic take that long
+        (hanging(61, 70, times=lasted(9)), hanging(61, 70, times=lasted(90))),
+        (hanging(101, 110, times=lasted(90)), hanging(301, 310, times=lasted(301))),
+        # The limit of the topic is reached, and the worker has free places
+        (hanging(61, 70, places=9, concurrency=2), hanging(61, 70, places=9, concurrency=3)),
+        # Nothing waits
+        (hanging(61), snapshot(topic(in_flight=1), processes=(process(busy=1, places=1, running=(runs(61),)),))),
+        # A guarded call inside the handler is no second delivery
+        (
+            snapshot(topic(late=9), processes=(process(busy=1, places=1, running=(runs(61), runs(1, of="charge"))),)),
+            snapshot(topic(late=9), processes=(process(busy=1, places=1, running=(runs(9), runs(61, of="charge"))),)),
+        ),
+    ],
+    "ran-unguarded": [
+        (
+            snapshot(processes=(process(counters={"once.store_error.run": 1}),)),
+            snapshot(processes=(process(counters={"once.store_error.run": LONG_AGO}),)),
+        )
+    ],
+    "topic-late": [
+        (snapshot(topic(late=61)), snapshot(topic(late=59))),
+        (snapshot(topic(late=61, concurrency=1, in_flight=1)), snapshot(topic(late=61, ready=0))),
+        (snapshot(topic(late=61, rate=2.5)), snapshot(topic(late=61, rate=2.5, changing_to=8))),
+    ],
+    "topic-paused": [
+        (snapshot(topic(late=1, paused=PAUSE)), snapshot(topic(late=1, paused=replace(PAUSE, since=ago(299))))),
+        (snapshot(topic(late=1, paused=PAUSE)), snapshot(topic(scheduled=3, paused=PAUSE))),
+    ],
+    "topic-abandoned": [
+        (snapshot(topic("mails", dead=1)), snapshot(topic("jobs", dead=1))),
+        (snapshot(topic("mails", scheduled=1)), snapshot(topic("mails"))),
+        (snapshot(topic("mails", dead=1)), snapshot(topic("mails", dead=1), processes=())),
+        (snapshot(topic("mails", dead=1)), snapshot(topic("mails", dead=1), processes=(process(started_at=ago(59)),))),
+    ],
+    "group-blocked": [(blocked(61), blocked(59))],
+    "poison-message": [
+        (
+            snapshot(topic(), failing=(FailingMessage("jobs", "order-7", "", 3, NOW, "KeyError"),)),
+            snapshot(topic(), failing=(FailingMessage("jobs", "order-7", "", 2, NOW, "KeyError"),)),
+        )
+    ],
+    "dead-letters": [(snapshot(topic(dead=1, letters=(DEAD,))), snapshot(topic(dead=1)))],
+    "payload-refused": [(refused(599), refused(601))],
+    "version-ahead": [
+        (versioned(NOW.timestamp() * 1000 + 61_000), versioned(NOW.timestamp() * 1000 + 59_000)),
+        (versioned(NOW.timestamp() + 3600), versioned(NOW.timestamp() - 3600)),
+        (versioned(NOW.timestamp() * 1_000_000 + 61_000_000), versioned(4711)),
+    ],
+    "key-held": [(snapshot(held=(HeldKey("charge", "order-7", ago(5), 1),)), snapshot())],
+    "process-clock": [
+        (snapshot(processes=(process(ahead=6.0),)), snapshot(processes=(process(ahead=4.0),))),
+        (snapshot(processes=(process(ahead=-6.0),)), snapshot(processes=(process(ahead=None),))),
+    ],
+    "leases-lost": [
+        (
+            snapshot(processes=(process(counters={"once.lost": 1}), process(2, counters={"worker.lease_lost": 2}))),
+            snapshot(processes=(process(counters={"once.lost": 2}),)),
+        )
+    ],
+    "deliveries-lapse": [
+        # A worker that was killed once leaves at most what it held
+        (
+            snapshot(processes=(process(counters={"worker.lapsed": 5}),)),
+            snapshot(processes=(process(counters={"worker.lapsed": 4}),)),
+        ),
+        (
+            snapshot(processes=(process(places=0, counters={"worker.lapsed": 65}),)),
+            snapshot(processes=(process(places=0, counters={"worker.lapsed": 64}),)),
+        ),
+    ],
+    "store-unavailable": [
+        (
+            snapshot(processes=(process(counters={"worker.store_unavailable": 1}),)),
+            snapshot(processes=(process(counters={"worker.store_unavailable": Counter(1, 0, 1)}),)),
+        )
+    ],
+    "completion-lost": [
+        (
+            snapshot(processes=(process(counters={"once.completion_lost": 1}),)),
+            snapshot(processes=(process(counters={"once.completion_lost": LONG_AGO}),)),
+        )
+    ],
+    "policy-outdated": [
+        (
+            snapshot(processes=(process(counters={"topic.policy_adopted": LONG_AGO}),)),
+            snapshot(processes=(process(counters={"topic.policy_adopted": LONG_AGO}, started_at=ago(599)),)),
+        )
+    ],
+    "versions-differ": [
+        (
+            snapshot(processes=(process(), process(2, version="2"))),
+            snapshot(processes=(process(), process(2, version="2", started_at=ago(599)))),
+        ),
+        (
+            snapshot(processes=(process(), process(2, version="2"))),
+            snapshot(processes=(process(), process(2, version="2", program="other.py"))),
+        ),
+    ],
+    "changing": [
+        (snapshot(topic(changing_to=8)), snapshot(topic())),
+        (snapshot(topic(changing_to=0)), snapshot(topic())),
+    ],
+}  # fmt: skip
+
+
+def test_these_are_all_kinds() -> None:
+    assert {*CASES} == {*RUNNING_KINDS, "changing"}
+
+
+@for_each("kind", CASES)
+def test_a_kind_is_found_where_it_is_and_nothing_where_it_nearly_is(kind: str) -> None:
+    for there, near in CASES[kind]:
+        assert [one.kind for one in findings(there)] == [kind], there
+        assert [one for one in findings(near) if one.kind == kind] == [], near
+
+
+@for_each("kind", CASES)
+def test_a_finding_says_what_it_is_about_and_what_mends_it(kind: str) -> None:
+    for there, _ in CASES[kind]:
+        [one] = findings(there)
+        assert one.of or one.where or kind == "deliveries-lapse"
+        assert shlex.split(one.mend)[0] == "idemgate"
+        assert one.what.isprintable()
+        json.dumps(snapshot_as_facts(there))
+
+
+def found(there: Snapshot) -> Finding:
+    [one] = findings(there)
+    return one
+
+
+def test_commands_name_what_they_mend() -> None:
+    assert found(CASES["topic-paused"][0][0]).mend == "idemgate topic resume jobs"
+    assert found(CASES["changing"][0][0]).mend == "idemgate topic reshard jobs 8"
+    assert found(CASES["changing"][1][0]).mend == "idemgate topic delete jobs"
+    assert found(CASES["version-ahead"][0][0]).mend == "idemgate topic reset-version jobs 'order 7'"
+    assert found(CASES["key-held"][0][0]).mend == "idemgate key resolve order-7 --scope charge --again"
+    assert found(CASES["dead-letters"][0][0]).mend == "idemgate dead redrive jobs --reason KeyError"
+    assert found(CASES["poison-message"][0][0]).mend == "idemgate topic bury jobs order-7"
+
+
+def test_messages_in_a_group_are_named_with_it() -> None:
+    there = snapshot(
+        topic(),
+        failing=(FailingMessage("jobs", "k", "big one", 3, NOW, "KeyError"),),
+        versions=(KnownVersion("jobs", "k", "big one", round(NOW.timestamp()) + 100),),
+    )
+    assert [one.mend.partition(" jobs ")[2] for one in findings(there)] == ["k --group 'big one'"] * 2
+
+
+@for_each("words", [["a b", "it's", "\x1b[31m", "\\x1b", "'\n", "é\u202e", ""], ["plain"]])
+def test_a_command_survives_a_shell(words: list[str]) -> None:
+    line = command_line("printf", "%s|", *words)
+    assert line.isprintable()
+    ran = subprocess.run(["bash", "-c", line], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"})
+    assert ran.stdout.decode() == "".join(f"{word}|" for word in words)
+
+
+@for_each(
+    ("reason", "word"),
+    [
+        ("shop.errors.NoStock: of 7", "shop.errors.NoStock"),
+        ("buried by an operator", "'buried by an operator'"),
+        ("at 12:30 it failed", "'at 12:30 it failed'"),
+        ("Bad: \x1b[31m", "Bad"),
+        ("", "--all"),
+    ],
+)
+def test_dead_letters_are_redriven_by_what_their_reasons_share(reason: str, word: str) -> None:
+    letters = (replace(DEAD, reason=reason), replace(DEAD, key="order-8", reason=reason))
+    one = found(snapshot(topic(dead=9, letters=letters)))
+    assert one.mend.split(" ", 4)[-1].removeprefix("--reason ") == word
+    assert dict(one.numbers) == {"lately": 2, "in_all": 9}
+
+
+def test_what_is_critical_comes_first() -> None:
+    there = snapshot(topic("a", late=9, paused=PAUSE), topic("b", late=31), processes=(process(ahead=60.0),))
+    assert [one.kind for one in findings(there)] == ["topic-unserved", "topic-paused", "process-clock"]
+    assert [one.severity for one in findings(there)] == ["critical", "warning", "warning"]
+
+
+# -- servers ----------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "full": ({"maxmemory": 100, "used_memory": 96, "total_system_memory": 900}, "memory", "CONFIG SET maxmemory 200"),
+    "nearly full": ({"maxmemory": 100, "used_memory": 81}, "memory", ""),
+    "evicts": (
+        {"maxmemory": 9, "maxmemory_policy": "allkeys-lru"},
+        "eviction",
+        "CONFIG SET maxmemory-policy noeviction",
+    ),
+    "evicted": ({"evicted_keys": 3}, "evicted", "CONFIG RESETSTAT"),
+    "no append-only file, no snapshots": ({"aof_enabled": 0}, "persistence", "CONFIG SET appendonly yes"),
+    "a replica": ({"role": "slave"}, "role", ""),
+}
+
+
+@for_each("name", WRONG)
+def test_what_is_wrong_with_a_server_is_found_with_its_command(name: str) -> None:
+    info, kind, command = WRONG[name]
+    one = found(snapshot(servers={"127.0.0.1:7": SOUND._replace(info={**SOUND.info, **info})}))
+    assert (one.kind, one.where) == (kind, "127.0.0.1:7")
+    assert one.mend == (f"redis-cli -h 127.0.0.1 -p 7 {command}" if command else "")
+    assert one.severity == ("warning" if name == "nearly full" else "critical")
+
+
+def test_a_server_behind_a_socket_is_named_by_its_path() -> None:
+    seen = SOUND._replace(info={**SOUND.info, "evicted_keys": 1})
+    assert found(snapshot(servers={"/run/redis.sock": seen})).mend == "redis-cli -s /run/redis.sock CONFIG RESETSTAT"
+
+
+@for_each("info", [{"maxmemory_policy": "allkeys-lru"}, {"connected_slaves": 1}, {"aof_enabled": 0}])
+def test_advice_on_settings_is_left_to_the_doctor(info: dict[str, Any]) -> None:
+    seen = SOUND._replace(info={**SOUND.info, **info}, config={"save": "60 1"})
+    assert [check.state for check in diagnose(seen) if check.state != "ok"].count("warning")
+    assert findings(snapshot(servers={"h:1": seen})) == []
+
+
+def test_a_server_that_says_nothing_is_no_finding() -> None:
+    assert findings(snapshot(servers={"h:1": Seen({}, None, None, 0.0, False, {})})) == []
+
+
+def test_the_clock_of_this_machine_is_compared() -> None:
+    one = found(snapshot(servers={"h:1": SOUND._replace(apart=9.0)}))
+    assert (one.kind, one.severity) == ("clock", "warning")
+    assert CATALOGUE["clock"].severity == "critical"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_reduced_server_is_judged_alike_and_has_no_password(name: str) -> None:
+    info, config = {**SOUND.info, **WRONG[name][0], "db0": {"keys": 1}}, {"requirepass": "secret", "save": "60 1"}
+    whole = SOUND._replace(info=info, config=config)
+    assert diagnose(whole.reduce()) == diagnose(whole)
+    assert "secret" not in str(whole.reduce())
+    assert whole.reduce()._replace(config=None).reduce().config is None
