@@ -63,13 +63,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.fixture(autouse=True)
-def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gates of this process report after an hour: tests compare all keys of the server, and count commands.
-
-    `tests/presence` sends reports, and so do the processes that tests start.
-    """
-    monkeypatch.setattr(presence, "FIRST_AFTER", 3600.0)
+# Gates of this process report after an hour: tests compare all keys of the server, and count commands. `tests/presence`
+# sends reports, and so do the processes that tests start.
+presence.FIRST_AFTER = 3600.0
 
 
 @pytest.fixture(scope="session")

@@ -80,9 +80,9 @@ class Presence:
     def end(self) -> None:
         """Stop the reports and remove this process from the store. It waits for half a second at most."""
         beats.discard(self)
-        self.due = NEVER
         namespace, clock = self._context.namespace, self._context.clock
         with self._lock:  # a report under way ends first, or it would bring the process back
+            self.due = NEVER
             link, self._link = self._link, None
             if link is None:
                 return
@@ -93,9 +93,11 @@ class Presence:
 
     def beat(self) -> None:
         """Send one report. An error is counted and logged; after a refusal by the access list no other is sent."""
-        self.due = monotonic() + INTERVAL
         try:
             with self._lock:
+                if self.due == NEVER:  # it has ended since the thread looked
+                    return
+                self.due = monotonic() + INTERVAL
                 self._send()
         except StoreUnavailable:
             self._context.counters.add("presence.failed")

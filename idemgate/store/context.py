@@ -278,6 +278,11 @@ class Context:
         """Wait for the pending calls, then close the connections of this event loop."""
         if self._opened_aio_link is not None:
             await self._opened_aio_link.close()
+        if self.observer is not None and self._opened_link is None:
+            from asyncio import to_thread
+
+            self._aio_link = None  # its next use calls the observer
+            await to_thread(self.observer.end)
 
 
 _contexts = WeakSet[Context]()

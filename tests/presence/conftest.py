@@ -34,6 +34,7 @@ def seen(url: str, namespace: str) -> Iterator[Seen]:
 
 def report(gate: Gate) -> None:
     """Send the report of a gate now."""
+    presence_of(gate).begin()
     presence_of(gate).beat()
 
 

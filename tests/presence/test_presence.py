@@ -88,11 +88,17 @@ async def test_a_gate_that_is_used_again_after_its_end_reports_again(gate: Gate,
     await gate.aio.first("k", "1h")
     report(gate)
     await gate.aio.close()
-    gate.close()
     assert presence_of(gate).due == presence.NEVER
+    assert seen() == []
+    presence_of(gate).beat()  # by a thread that looked before the end
+    assert seen() == []
     await gate.aio.first("k", "1h")
     assert presence_of(gate).due < presence.NEVER
+    gate.first("k", "1h")
     await gate.aio.close()
+    assert presence_of(gate).due < presence.NEVER  # the blocking side is open
+    gate.close()
+    assert presence_of(gate).due == presence.NEVER
 
 
 def test_a_gate_that_is_dropped_without_its_end_is_freed(url: str, namespace: str) -> None:
@@ -309,7 +315,7 @@ def test_a_user_without_rights_reports_once_that_it_may_not(
 
 def test_a_store_that_is_away_is_counted_and_tried_again(url: str, namespace: str) -> None:
     with Gate("redis://127.0.0.1:1", namespace=namespace) as gate:
-        presence_of(gate).beat()
+        report(gate)
         assert gate.counters["presence.failed"] == 1
         assert presence_of(gate).due < presence.NEVER
 
