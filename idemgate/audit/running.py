@@ -14,7 +14,7 @@ from idemgate.audit.snapshot import Snapshot, TopicSeen
 from idemgate.core.activity import BOUNDS
 from idemgate.presence.report import Process, RunningWork
 
-__all__ = ["command_line", "findings", "limit_of"]
+__all__ = ["BURIED_BY_OPERATOR", "command_line", "findings", "limit_of"]
 
 _SETTINGS = ("eviction", "persistence", "replicas", "server")
 """The checks whose warnings are advice on settings. The doctor gives it; nothing is wrong at the moment."""
@@ -25,6 +25,8 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "completion-lost": ("last_10_minutes", ("once.completion_lost",)),
 }
 """The kinds that are an increase of counters, summed over all processes: since when, and of which counters."""
+BURIED_BY_OPERATOR = "buried by an operator"
+"""The reason of `topic bury` without a reason: its letters are no news."""
 _MANY_PLACES = 32
 """The places of a worker, if none reports any."""
 
@@ -210,7 +212,8 @@ def _judge_dead_letters(topic: TopicSeen) -> Iterator[Finding]:
     """Yield a finding for each reason of the newest dead letters. The same reason is the same type of exception."""
     by_reason: defaultdict[str, list[int]] = defaultdict(list)
     for number, letter in enumerate(topic.letters):
-        by_reason[_type_of(letter.reason)].append(number)
+        if letter.reason != BURIED_BY_OPERATOR:
+            by_reason[_type_of(letter.reason)].append(number)
     for reason, numbers in by_reason.items():
         letters = [topic.letters[number] for number in numbers]
         keys = _some([*dict.fromkeys(repr(letter.key) for letter in letters)])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from idemgate.audit.running import BURIED_BY_OPERATOR
 from idemgate.core.clock import monotonic
 from idemgate.core.text import one_line
 from idemgate.errors import InvalidArgument
@@ -171,7 +172,7 @@ def cancel_message(gate: Gate, given: Given) -> Facts:
 
 def bury_message(gate: Gate, given: Given) -> Facts:
     """Move the pending message of a key to the dead letters."""
-    topic, reason = find_topic(gate, given), given["reason"] or "buried by an operator"
+    topic, reason = find_topic(gate, given), given["reason"] or BURIED_BY_OPERATOR
     outcome = topic.bury(given["key"], group=_group_of(gate, topic, given), reason=reason)
     return {"topic": given["topic"], "key": given["key"], "outcome": outcome}
 

@@ -13,7 +13,7 @@ import pytest
 
 from idemgate.audit.catalogue import CATALOGUE, RUNNING_KINDS
 from idemgate.audit.findings import Finding
-from idemgate.audit.running import command_line, findings
+from idemgate.audit.running import BURIED_BY_OPERATOR, command_line, findings
 from idemgate.audit.server import Seen, diagnose
 from idemgate.audit.snapshot import (
     DeadSeen,
@@ -170,7 +170,13 @@ CASES: dict[str, list[Case]] = {
             snapshot(topic(), failing=(FailingMessage("jobs", "order-7", "", 2, NOW, "KeyError"),)),
         )
     ],
-    "dead-letters": [(snapshot(topic(dead=1, letters=(DEAD,))), snapshot(topic(dead=1)))],
+    "dead-letters": [
+        (snapshot(topic(dead=1, letters=(DEAD,))), snapshot(topic(dead=1))),
+        (
+            snapshot(topic(dead=1, letters=(DEAD,))),
+            snapshot(topic(dead=1, letters=(replace(DEAD, reason=BURIED_BY_OPERATOR),))),
+        ),
+    ],
     "payload-refused": [(refused(599), refused(601))],
     "version-ahead": [
         (versioned(NOW.timestamp() * 1000 + 61_000), versioned(NOW.timestamp() * 1000 + 59_000)),
@@ -291,7 +297,7 @@ def test_a_command_survives_a_shell(words: list[str]) -> None:
     ("reason", "word"),
     [
         ("shop.errors.NoStock: of 7", "shop.errors.NoStock"),
-        ("buried by an operator", "'buried by an operator'"),
+        ("buried by ann", "'buried by ann'"),
         ("at 12:30 it failed", "'at 12:30 it failed'"),
         ("Bad: \x1b[31m", "Bad"),
         ("", "--all"),
