@@ -57,6 +57,7 @@ class Presence:
     def __init__(self, context: Context, redact: Redact | None) -> None:
         """Build it. `redact` returns what a report may hold of a key or an error; see `Gate`."""
         self.due = NEVER
+        self._ended = False
         self._context = context
         self._redact = redact
         self._lock = lock_reset_at_fork(self, "_lock")
@@ -74,7 +75,7 @@ class Presence:
     def begin(self) -> None:
         """Start the reports, unless a test clock or the access list of the user prevents them."""
         if self._context.clock is None and not self._refused:
-            self.due = monotonic() + FIRST_AFTER
+            self.due, self._ended = monotonic() + FIRST_AFTER, False
             beats.add(self)
 
     def end(self) -> None:
@@ -82,7 +83,7 @@ class Presence:
         beats.discard(self)
         namespace, clock = self._context.namespace, self._context.clock
         with self._lock:  # a report under way ends first, or it would bring the process back
-            self.due = NEVER
+            self.due, self._ended = NEVER, True
             link, self._link = self._link, None
             if link is None:
                 return
@@ -95,7 +96,7 @@ class Presence:
         """Send one report. An error is counted and logged; after a refusal by the access list no other is sent."""
         try:
             with self._lock:
-                if self.due == NEVER:  # it has ended since the thread looked
+                if self._ended:  # since the thread looked
                     return
                 self.due = monotonic() + INTERVAL
                 self._send()
