@@ -74,7 +74,7 @@ class Composer:
     def _list_times(self) -> tuple[list[list[Any]], list[int]]:
         """Return the durations of the last ten minutes: by topic, the topic with the most first, and those of calls."""
         activity = self._context.activity
-        counts = {("calls", ""): activity.calls.histogram.counts, **{
+        counts = {("calls", ""): activity.calls.counts, **{
             (kind, topic): getattr(times, kind).counts
             for topic, times in activity.topics.copy().items() for kind in ("lateness", "handling")
         }}  # fmt: skip
@@ -82,7 +82,7 @@ class Composer:
         _, recent = self._histograms.differences(flat)
 
         def buckets(kind: str, topic: str) -> list[int]:
-            numbers = [recent.get((kind, topic, bucket), 0) for bucket in range(len(activity.calls.histogram.counts))]
+            numbers = [recent.get((kind, topic, bucket), 0) for bucket in range(len(activity.calls.counts))]
             while numbers and not numbers[-1]:
                 numbers.pop()
             return numbers

@@ -84,7 +84,8 @@ class PendingCall(Generic[T]):
     """
 
     __slots__ = (
-        "_call", "_connection", "_late_outcome", "_link", "_started", "_state", "answer", "first_reply", "within"
+        "_call", "_connection", "_late_outcome", "_link", "_sampled", "_started", "_state", "answer", "first_reply",
+        "within",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +98,7 @@ class PendingCall(Generic[T]):
         self._call = call
         self._connection = connection
         self._started = monotonic()
+        self._sampled = self._started > link._durations.due and link._durations.begin(self._started)
         self._late_outcome: tuple[T | None, BaseException | None] | None = None
         self.first_reply: list[Any] | None = None
 
@@ -110,9 +112,8 @@ class PendingCall(Generic[T]):
 
     def on_reply(self, reply: Any) -> None:
         """Handle the reply. The common case costs no task; redirects, retries and partial replies run in one."""
-        durations = self._link._durations
-        if self._started > durations.due:
-            durations.add(self._started)
+        if self._sampled:
+            self._link._durations.add(monotonic() - self._started)
         if isinstance(reply, Exception):
             assert self._connection is not None, "an error comes from a connection"
             error = self._state.store.report_error(self._connection, reply)
@@ -143,7 +144,10 @@ class PendingCall(Generic[T]):
             return
         if result is None:
             self._ask_script(reply if first is None else first[0])
-        elif self.answer.cancelled():
+            return
+        if self._sampled:
+            self._link._durations.add(monotonic() - self._started)
+        if self.answer.cancelled():
             self._late_outcome = result, None
         else:
             self.answer.set_result(result)

@@ -122,11 +122,14 @@ class SyncLink:
         try:
             if pool is None or attempt is not None or self._durability_check is not None:
                 return call.answer(self._send(call, self._budget(within, attempt, started).attempt))
+            sampled = started > self._durations.due and self._durations.begin(started)
             if (plain := call.plain) and (
                 pool.takes_plain or (pool.takes_plain is None and call.pair and pool.learn_plain(call.keys[0]))
             ):
                 try:
                     if (answer := call.answer_plain(pool.execute(plain, started, None, call.pair))) is not None:
+                        if sampled:
+                            self._durations.add(monotonic() - started)
                         return answer
                 except rx.ResponseError:  # the script gets an error that can be explained, or none
                     pool.takes_plain = None
@@ -134,8 +137,8 @@ class SyncLink:
                 reply = pool.execute(call.framed or encode_call(call), started)
             except rx.ResponseError as error:
                 reply = self._load_script(error, call)
-            if started > self._durations.due:
-                self._durations.add(started)
+            if sampled:
+                self._durations.add(monotonic() - started)
             return call.answer(reply)
         except (SlotMoved, Incomplete):  # `retry_call` sends it again and handles the reply
             budget = self._budget(within, attempt, started)

@@ -36,12 +36,12 @@ class InFlight:
         since: When the delivery was taken, seconds of the gate's clock.
         margin: Seconds of the lease that must be left to start the handler: a renewal interval. A lease with less left
             may end before a renewal reaches the server.
-        started, ended: When its handler started and ended, seconds of `monotonic`; 0 before.
+        started: When its handler started, seconds of `monotonic`; 0 before.
         misfired: True for an occurrence of a recurring trigger that must not run.
         settling: True while it is being settled.
     """
 
-    __slots__ = ("consumer", "delivery", "ended", "margin", "misfired", "settling", "since", "started", "until")
+    __slots__ = ("consumer", "delivery", "margin", "misfired", "settling", "since", "started", "until")
 
     def __init__(
         self, consumer: TopicConsumer, delivery: Delivery[Any], until: float, since: float, margin: float
@@ -51,7 +51,7 @@ class InFlight:
         self.until = until
         self.since = since
         self.margin = margin
-        self.started = self.ended = 0.0
+        self.started = 0.0
         self.misfired = self.settling = False
 
     def is_assigned(self) -> bool:
@@ -67,9 +67,13 @@ class InFlight:
         """Return False once the lease is known to be lost."""
         return not self.delivery.lost
 
-    def can_start(self) -> bool:
-        """Return True if enough of the lease is left to start the handler."""
-        return not self.delivery.lost and self.until > monotonic() + self.margin
+    def start(self) -> bool:
+        """Note that the handler starts now. Return False if too little of the lease is left: then it must not."""
+        now = monotonic()
+        if self.delivery.lost or self.until <= now + self.margin:
+            return False
+        self.started = now
+        return True
 
 
 FinishedDelivery = tuple[InFlight, Settlement]
@@ -156,8 +160,9 @@ class TopicConsumer:
         if not taken.deliveries:
             return []
         self.context.counters.add("worker.taken", len(taken.deliveries))
-        for delivery in taken.deliveries:
-            self.times.lateness.add((taken.now_ms - delivery.due_ms) / 1000)
+        if self.times.lateness.begin(monotonic()):
+            for delivery in taken.deliveries:
+                self.times.lateness.add((taken.now_ms - delivery.due_ms) / 1000)
         since, margin = self.context.now(), self.lease / 6
         accepted = [InFlight(self, delivery, until, since, margin) for delivery in taken.deliveries]
         self.in_flight.update(accepted)

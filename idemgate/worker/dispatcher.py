@@ -12,7 +12,6 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from idemgate.core.clock import monotonic
 from idemgate.core.thread_pool import ThreadPool
 from idemgate.core.verdict import HANDLED, Verdict, judge_error
 from idemgate.store.context import Running
@@ -79,7 +78,7 @@ class Dispatcher:
     # -- async handlers -----------------------------------------------------------------------------------------------
 
     def _start_async(self, entry: InFlight) -> None:
-        if not entry.can_start():
+        if not entry.start():
             self._on_ended([(entry, None)])
             return
         if entry.consumer.backpressure.applies:
@@ -87,14 +86,12 @@ class Dispatcher:
         self._start_task(entry, entry.consumer.run)
 
     def _start_task(self, entry: InFlight, run: Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]) -> None:
-        entry.started = monotonic()
         task = asyncio.create_task(run(entry.delivery))
         self.tasks[task] = entry
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[Verdict[Any]]) -> None:
         entry = self.tasks.pop(task)
-        entry.ended = monotonic()
         try:
             verdict = task.result()
         except BaseException as error:  # noqa: BLE001 - of a cancelled task, or a Ctrl-C that arrived inside it
@@ -117,13 +114,11 @@ class Dispatcher:
 
     def run_job(self, entry: InFlight, /) -> Verdict[Any] | None:
         """Run a blocking handler; return None without running it if its lease has nearly ended."""
-        if not entry.can_start():
+        if not entry.start():
             return None
         if entry.consumer.backpressure.applies:
             entry.consumer.backpressure.on_handler_start(entry.delivery)
-        entry.started = monotonic()
         verdict: Verdict[Any] = entry.consumer.run(entry.delivery)
-        entry.ended = monotonic()
         return verdict
 
     def count_ready(self) -> int:

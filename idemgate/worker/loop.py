@@ -104,10 +104,11 @@ class DeliveryLoop:
     def _on_ended(self, ended: Sequence[Ended]) -> None:
         """Choose how to settle deliveries that ended, and free their places."""
         self._to_settle.set()  # before a place is freed: so a settlement, not the line, fetches the next delivery
+        now = monotonic()
         for entry, verdict in ended:
             consumer = entry.consumer
-            if entry.ended:
-                consumer.times.handling.add(entry.ended - entry.started)
+            if now > consumer.times.handling.due and entry.started and consumer.times.handling.begin(now):
+                consumer.times.handling.add(now - entry.started)
             if verdict is HANDLED and not consumer.backpressure.applies:  # the most frequent case
                 self._ended.append((entry, Settlement("ack", entry.delivery)))
                 self._places.free(consumer.places, handled=1)

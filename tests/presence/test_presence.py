@@ -60,7 +60,8 @@ def test_a_gate_reports_soon_after_its_first_call_and_leaves_at_its_end(
     gate: Gate, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "FIRST_AFTER", 1.0)
-    gate.topic("jobs").trigger("k", 1)
+    for key in "abc":
+        gate.topic("jobs").trigger(key, 1)
     wait_until(lambda: seen() != [], 20)
     [found] = seen()
     assert (found.pid, found.role, found.busy, found.places) == (os.getpid(), "client", 0, 0)
@@ -214,7 +215,8 @@ async def test_a_worker_reports_what_runs_and_what_failed(gate: Gate, seen: Seen
     await asyncio.to_thread(report, gate)
     [found] = seen()
     assert (found.role, found.running) == ("client", ())
-    assert sum(found.times["awaiting"].handling) == sum(found.times["awaiting"].lateness) == 2
+    assert sum(found.times["awaiting"].handling) >= 1
+    assert sum(found.times["awaiting"].lateness) >= 1
 
 
 @pytest.mark.parametrize("awaiting", [False, True])

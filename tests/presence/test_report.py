@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idemgate.core.activity import BOUNDS, Histogram
+from idemgate.core.activity import BOUNDS, Histogram, Sampled
 from idemgate.errors import DecodeError
 from idemgate.presence.compose import Past
 from idemgate.presence.report import MAX_BYTES, Process, decode_report, pack_report
@@ -103,6 +103,11 @@ def test_a_histogram_has_one_bucket_more_than_bounds() -> None:
     for seconds in (-1.0, 0.001, 0.0011, 300.0, 301.0):
         histogram.add(seconds)
     assert histogram.counts == [2, 1, *[0] * (len(BOUNDS) - 3), 1, 1]
+
+
+def test_of_frequent_durations_one_in_each_pause_is_counted() -> None:
+    sampled = Sampled()
+    assert [sampled.begin(now) for now in (5.0, 5.01, 5.04, 5.06, 5.07)] == [True, False, False, True, False]
 
 
 def test_increases_are_those_of_a_minute_and_of_ten() -> None:
