@@ -99,7 +99,7 @@ ROLES = {
         heard=False,
     ),
     "operator": Role(
-        "runs the commands of `idemgate key`, `topic`, `dead`, `act` and `worker`",
+        "runs the commands of `idemgate key`, `topic`, `group`, `dead`, `act` and `worker`",
         [
             *_SHOWS,
             *_LOOKS,

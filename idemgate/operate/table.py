@@ -6,7 +6,7 @@ from idemgate.operate.acts import list_acts
 from idemgate.operate.dead import DEAD_VERBS
 from idemgate.operate.held import HELD_VERBS
 from idemgate.operate.keys import KEY_VERBS
-from idemgate.operate.topics import TOPIC_VERBS
+from idemgate.operate.topics import GROUP_VERBS, TOPIC_VERBS
 from idemgate.operate.verb import Parameter, Verb
 from idemgate.operate.workers import WORKER_VERBS
 
@@ -15,7 +15,8 @@ __all__ = ["NOUNS", "VERBS"]
 NOUNS = {
     "key": "guarded keys: show, forget, resolve, cancel",
     "topic": "topics and their messages",
-    "dead": "dead letters: list, export, redrive, delete",
+    "group": "groups whose messages wait",
+    "dead": "dead letters: list, export, import, redrive, delete",
     "held": "keys whose owner lost its lease and that wait for a decision",
     "worker": "the processes that use the namespace: workers, subscribers, clients",
     "act": "what operators changed",
@@ -26,6 +27,7 @@ NOUNS = {
 VERBS: tuple[Verb, ...] = (
     *KEY_VERBS,
     *TOPIC_VERBS,
+    *GROUP_VERBS,
     *DEAD_VERBS,
     *HELD_VERBS,
     *WORKER_VERBS,

@@ -14,13 +14,13 @@ from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.operate.values import show_value
 from idemgate.operate.verb import Facts, Given, Parameter, Verb
-from idemgate.topics.messages import Pause, Peek, Trigger, pack_pause
+from idemgate.topics.messages import Pause, Peek, Stats, Trigger, pack_pause
 from idemgate.topics.policy import check_slots
 from idemgate.topics.registry import StoredTopic, list_entries
 from idemgate.topics.reshard import ReshardProgress
 from idemgate.topics.topic import Topic
 
-__all__ = ["TOPIC_VERBS", "describe_condition", "find_topic", "message_rows"]
+__all__ = ["GROUP_VERBS", "TOPIC_VERBS", "describe_condition", "find_topic", "message_rows"]
 
 log = logging.getLogger("idemgate.operate")
 
@@ -63,12 +63,20 @@ def show_topic(gate: Gate, given: Given) -> Facts:
     find_topic(gate, given)
     [topic] = [one for one in gate.stored_topics() if one.name == given["topic"]]
     stats = topic.stats
-    groups = [{"group": one.group, "messages": one.count, "oldest_due": one.oldest_due} for one in stats.blocked_groups]
     return _row(topic) | {
         "lateness": stats.lateness.total_seconds(), "sampled": stats.sampled or None,
-        "oldest_blocked": stats.oldest_blocked and stats.oldest_blocked.group, "blocked_groups": groups,
+        "oldest_blocked": stats.oldest_blocked and stats.oldest_blocked.group, "blocked_groups": _group_rows(stats),
         "policy": topic.policy.describe(), "counters": dict(stats.counters),
     }  # fmt: skip
+
+
+def list_groups(gate: Gate, given: Given) -> list[dict[str, Any]]:
+    """Return the groups of a topic with the most messages that wait for their group, the largest first."""
+    return _group_rows(find_topic(gate, given).stats())
+
+
+def _group_rows(stats: Stats) -> list[dict[str, Any]]:
+    return [{"group": one.group, "messages": one.count, "oldest_due": one.oldest_due} for one in stats.blocked_groups]
 
 
 def pause_topic(gate: Gate, given: Given) -> Facts:
@@ -309,5 +317,11 @@ TOPIC_VERBS = (
         "topic", "delete", "delete a topic; refused while it holds messages or dead letters, unless --discard is given",
         delete_topic, (_TOPIC, Parameter("discard", "also delete its messages and dead letters", "flag")), show_topic,
         loses=True,
+    ),
+)  # fmt: skip
+GROUP_VERBS = (
+    Verb(
+        "group", "ls", "list the groups of a topic with the most due messages that wait for their group, at most five",
+        list_groups, (_TOPIC,),
     ),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from idemgate import Gate
+from idemgate import Gate, Trigger
 from idemgate.core.codec.decoding import unpack
 from idemgate.core.keys import slot_of
 from idemgate.guard.claim_calls import register_retention
@@ -95,6 +95,7 @@ READS = {
     "topic show jobs": {"topic": "jobs", "scheduled": 2, "in_flight": 1, "dead": 2},
     "topic peek jobs waits --values": {"key": "waits", "state": ""},
     "topic versions jobs waits": {"version": 7},
+    "group ls jobs": 0,
     "dead ls jobs --reason ValueError --limit 9": 2,
     "act ls": 0,
     "worker ls": {"running": []},
@@ -316,6 +317,19 @@ def test_of_a_key_in_several_groups_one_has_to_be_named(command: Command, gate: 
     assert command("topic", "cancel", "t", "k", "--yes", "--group", "a").code == 0
     assert topic.peek("k", group="a").pending is None
     assert topic.peek("k", group="d").pending is not None
+
+
+def test_the_groups_with_the_most_messages_that_wait_are_listed(command: Command, gate: Gate) -> None:
+    topic = gate.topic("t", slots=2)
+    assert command("group", "ls", "nothing").code == 2
+    # Given groups of which one message runs, and others wait
+    topic.trigger_many([Trigger(f"{group}{n}", n, group=f"g{group}") for group in range(7) for n in range(group + 2)])
+    topic.take(100)
+    # Then the largest five are listed
+    rows = json.loads(command("group", "ls", "t", "--json").out)
+    assert [(row["group"], row["messages"]) for row in rows] == [("g6", 7), ("g5", 6), ("g4", 5), ("g3", 4), ("g2", 3)]
+    assert re.search(r"^g6 +7 +20\d\d-", command("group", "ls", "t").out, re.MULTILINE)
+    assert command("group", "ls", "t").out.splitlines()[0].split() == ["group", "messages", "oldest", "due"]
 
 
 def test_what_loses_data_asks(command: Command, filled: Gate, stored: Any, monkeypatch: pytest.MonkeyPatch) -> None:
