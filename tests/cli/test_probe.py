@@ -33,7 +33,7 @@ def ask(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, Any]:
     """The status and the body of an answer."""
     request = urllib.request.Request(f"http://{host}:{port}{path}")
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:

@@ -30,7 +30,7 @@ def test_a_thread_is_at_the_innermost_line_of_the_program() -> None:
     started, end = threading.Event(), threading.Event()
     thread = threading.Thread(target=wait_inside, args=(started, end))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     try:
         found = where(thread.ident)
         assert found in (f"{HERE}:{line_of(wait_inside, n)} wait_inside" for n in (1, 2))
