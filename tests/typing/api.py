@@ -5,7 +5,7 @@ Lines with an `ignore` are wrong on purpose: mypy says so if one of them stops b
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any, Literal, Protocol, TypedDict, assert_type
@@ -536,6 +536,18 @@ async def typed_topics(bare: Topic, soon: AioTopic[Order]) -> None:
     orders.ack(orders.take())
     orders.every("* * * * *", name="hourly", payload=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
+
+@gate.lifespan
+def database() -> Iterator[None]:
+    yield
+
+
+@gate.lifespan
+async def client() -> AsyncIterator[int]:
+    yield 1
+
+
+gate.lifespan(int)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
 
 sessions = gate.on_expired("sessions", "session:*", notifications="set", scan="1m")
 
