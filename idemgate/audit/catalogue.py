@@ -235,7 +235,7 @@ RUNNING_KINDS: dict[str, Kind] = {
     "key-held": Kind(
         "warning",
         "the owner of the key lost its lease, and whether its work is done is unknown",
-        "find out whether the work is done, and decide",
+        "find out whether the work is done, then `idemgate key resolve` with --done or --again",
     ),
     "process-clock": Kind(
         "warning",

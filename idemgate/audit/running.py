@@ -247,8 +247,9 @@ def _judge_keys(snapshot: Snapshot) -> Iterator[Finding]:
                 numbers={"attempts": message.attempts},
             )  # fmt: skip
     for key in snapshot.held:
-        words = ("idemgate", "key", "resolve", key.key, "--scope", key.scope, "--again")
-        what = f"waits for a decision since its attempt {key.attempts}: --done if its work is done, else --again"
+        # It decides nothing: --again runs work that may be done.
+        words = ("idemgate", "key", "show", key.key, "--scope", key.scope)
+        what = f"waits for a decision since its attempt {key.attempts}"
         yield Finding("key-held", key.key, what, command_line(*words), key.scope, since=key.since)
     for known in snapshot.versions:
         ahead = _seconds_ahead(known.version, snapshot.taken_at)
@@ -392,6 +393,6 @@ def _span(seconds: float) -> str:
 
 def _some(names: Iterable[str]) -> str:
     """Return at most three names, and how many others there are."""
-    first, *_ = ([*names],)
-    more = f" and {len(first) - 3} more" if len(first) > 3 else ""
-    return ", ".join(first[:3]) + more
+    found = [*names]
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return ", ".join(found[:3]) + more

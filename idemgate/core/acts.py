@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.codec.packing import pack
+from idemgate.core.text import cut
 
 __all__ = ["KEPT_ACTS", "Act", "decode_act", "pack_act"]
 
@@ -29,7 +30,7 @@ class Act(NamedTuple):
 
 def pack_act(who: str, what: str, why: str) -> bytes:
     """Return the part of an act that the client packs. Long texts are cut."""
-    return pack([_cut(who), _cut(what), _cut(why)])
+    return pack([cut(text, _LONGEST) for text in (who, what, why)])
 
 
 def decode_act(entry: bytes) -> Act:
@@ -37,8 +38,3 @@ def decode_act(entry: bytes) -> Act:
     with wrap_decode_errors("an act"):
         who, what, why = map(str.__str__, unpack(entry[_HEAD:], "an act", raw=False))
         return Act(datetime.fromtimestamp(int.from_bytes(entry[:8]) / 1000, UTC), who, what, why)
-
-
-def _cut(text: str) -> str:
-    text = text.encode(errors="backslashreplace").decode()
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from traceback import format_exception
 
-__all__ = ["event_log", "last_line", "message_of", "one_line", "printable"]
+__all__ = ["cut", "event_log", "last_line", "message_of", "one_line", "printable"]
 
 _MAX_CHARACTERS = 500
 
@@ -81,3 +81,9 @@ def event_log(name: str) -> logging.Logger:
     log = logging.getLogger(name)
     log.addFilter(_TRACEBACKS)
     return log
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most `most` characters that can be encoded."""
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= most else text[: most - 3] + "..."

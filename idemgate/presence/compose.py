@@ -13,10 +13,11 @@ from typing import Any
 from idemgate.core.activity import Failure
 from idemgate.core.clock import monotonic
 from idemgate.core.process import program_name
+from idemgate.core.text import cut
 from idemgate.core.version import VERSION
 from idemgate.guard.heartbeat import Heartbeat
 from idemgate.presence.location import find_location
-from idemgate.presence.report import LISTED, cut, cut_name, pack_report
+from idemgate.presence.report import LISTED, cut_name, pack_report
 from idemgate.store.context import Context, Running
 
 __all__ = ["Composer", "Redact"]

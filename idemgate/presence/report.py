@@ -15,6 +15,7 @@ from typing import Any
 from idemgate.core.activity import BOUNDS
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.codec.packing import pack
+from idemgate.core.text import cut
 
 __all__ = [
     "MAX_BYTES",
@@ -23,7 +24,6 @@ __all__ = [
     "RunningWork",
     "Times",
     "WorkFailure",
-    "cut",
     "cut_name",
     "decode_report",
     "pack_report",
@@ -184,12 +184,6 @@ def _add(entry: Any, name: str, room: int, kept: dict[str, list[Any]], dropped: 
 def cut_name(name: str) -> str:
     """Return what a report holds of the name of a topic, a scope, a host or a program."""
     return cut(name, 64)
-
-
-def cut(text: str, most: int) -> str:
-    """Return a text of at most `most` characters that can be encoded."""
-    text = text.encode(errors="backslashreplace").decode()
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 # -- decode -----------------------------------------------------------------------------------------------------------

@@ -271,7 +271,7 @@ def test_commands_name_what_they_mend() -> None:
     assert found(CASES["changing"][0][0]).mend == "idemgate topic reshard jobs 8"
     assert found(CASES["changing"][1][0]).mend == "idemgate topic delete jobs"
     assert found(CASES["version-ahead"][0][0]).mend == "idemgate topic reset-version jobs 'order 7'"
-    assert found(CASES["key-held"][0][0]).mend == "idemgate key resolve order-7 --scope charge --again"
+    assert found(CASES["key-held"][0][0]).mend == "idemgate key show order-7 --scope charge"
     assert found(CASES["dead-letters"][0][0]).mend == "idemgate dead redrive jobs --reason KeyError"
     assert found(CASES["poison-message"][0][0]).mend == "idemgate topic bury jobs order-7"
 

@@ -113,6 +113,8 @@ def test_a_key_that_waits_for_a_decision(
     assert (status.code, [*status.findings]) == (3, ["key-held"])
     assert status.findings["key-held"]["of"] == "charge"
     mend(command, status, "key-held")
+    assert gate.inspect("order 7", scope="charge").state == "held"
+    assert command("key", "resolve", "order 7", "--scope", "charge", "--again").code == 0
     assert look("--only", "order 7") == Status(0, {})
     assert gate.inspect("order 7", scope="charge").state != "held"
 

@@ -16,7 +16,7 @@ CASES = {
     "/srv/app/mails/__main__.py": "mails",
     "/usr/bin/idemgate": "idemgate",
     "": "python",
-    "x" * 300: "x" * 100,
+    "x" * 300: "x" * 97 + "...",
     "\udcff": "\\udcff",
 }
 
