@@ -8,52 +8,41 @@ from typing import NamedTuple, TypeVar
 
 from idemgate.core.clock import monotonic
 
-__all__ = ["BOUNDS", "Activity", "Failure", "Histogram", "Sampled", "TopicTimes"]
+__all__ = ["BOUNDS", "Activity", "Failure", "Sampled", "TopicTimes"]
 
 BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """The largest seconds of each bucket. The last bucket, after these, has no bound. The same for all histograms, so that
 readers can add them up."""
 
 
-class Histogram:
-    """The number of durations in each bucket since the start of the process.
-
-    Any thread may add one, without a lock. An increment may be lost if two threads add at the same moment.
-    """
-
-    __slots__ = ("counts",)
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
-
-    def add(self, seconds: float) -> None:
-        """Count one duration. A negative one, of clocks that differ, belongs to the first bucket."""
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-
-
-PAUSE = 0.05
+SAMPLED_EVERY = 0.05
 """Seconds between two samples. To count each duration would cost a delivery 5 % of its instructions."""
 
 
-class Sampled(Histogram):
-    """A histogram of frequent durations, of which it counts a sample every 50 ms.
+class Sampled:
+    """The number of durations in each bucket since the start of the process, of a sample every 50 ms.
 
     The caller asks `begin` before it knows the duration, or when one ends. To ask when one ends whether it began after
-    the last sample would leave out the long ones.
+    the last sample would leave out the long ones. Any thread may add one, without a lock. An increment may be lost if
+    two threads add at the same moment.
     """
 
-    __slots__ = ("due",)
+    __slots__ = ("counts", "due")
 
     def __init__(self) -> None:
-        super().__init__()
+        self.counts = [0] * (len(BOUNDS) + 1)
         self.due = 0.0
 
     def begin(self, now: float) -> bool:
         """Return True if a duration that begins or ends now is to be counted. Frequent callers compare `due` first."""
         if now <= self.due:
             return False
-        self.due = now + PAUSE
+        self.due = now + SAMPLED_EVERY
         return True
+
+    def add(self, seconds: float) -> None:
+        """Count one duration. A negative one, of clocks that differ, belongs to the first bucket."""
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
 
 
 T = TypeVar("T")

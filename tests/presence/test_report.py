@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idemgate.core.activity import BOUNDS, Histogram, Sampled
+from idemgate.core.activity import BOUNDS, Sampled
 from idemgate.errors import DecodeError
 from idemgate.presence.compose import Past
 from idemgate.presence.report import MAX_BYTES, Process, decode_report, pack_report
@@ -99,7 +99,7 @@ def test_a_damaged_field_is_refused(name: str) -> None:
 
 
 def test_a_histogram_has_one_bucket_more_than_bounds() -> None:
-    histogram = Histogram()
+    histogram = Sampled()
     for seconds in (-1.0, 0.001, 0.0011, 300.0, 301.0):
         histogram.add(seconds)
     assert histogram.counts == [2, 1, *[0] * (len(BOUNDS) - 3), 1, 1]
