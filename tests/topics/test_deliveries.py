@@ -643,8 +643,9 @@ async def test_no_two_messages_of_a_namespace_have_one_id(face: Any) -> None:
     for topic in topics:
         while taken := await topic.take(50):
             for one in taken:
-                # Then each has an id of its own
+                # Then each has an id of its own, and none says that some of its items are retried
                 assert one.id not in seen
+                assert one.id.endswith(f"+{one.count}")
                 seen[one.id] = one.count
                 await topic.ack(one)
     assert sum(seen.values()) == 2 * len(spots)
