@@ -65,8 +65,8 @@ def _measure(checkout: Path, part: str, folder: Path, full: bool) -> Iterator[tu
         raise SystemExit(f"{part} failed in {checkout}:\n{done.stderr}")
     for row in json.loads((folder / "results" / f"{part}.json").read_text())["rows"]:
         for figure in ("bytes",) if part == "memory" else FIGURES:
-            if row.get(figure):
-                yield (part, row["who"], row["step"], figure), row[figure]
+            if (values := row.get(figure)) and all(values):
+                yield (part, row["who"], row["step"], figure), values
 
 
 def _table(here: dict[Key, list[float]], other: dict[Key, list[float]]) -> str:

@@ -642,7 +642,7 @@ async def test_letters_meet_what_they_join_by_bytes(face: Any, gate: Gate) -> No
     assert {one.count for one in await topic.take(5)} == {2}
 
 
-@pytest.mark.parametrize("how", ["failure", "letter"])
+@pytest.mark.parametrize("how", ["failure", "letter", "trigger"])
 async def test_a_slot_knows_that_it_holds_something_large_however_that_came(
     gate: Gate, raw: Any, namespace: str, how: str
 ) -> None:
@@ -653,9 +653,11 @@ async def test_a_slot_knows_that_it_holds_something_large_however_that_came(
     for _ in range(2):
         await topic.aio.trigger("other", "x" * 900)
     assert not raw.hexists(facts, "large")
-    # When one becomes large by what is said of it
-    end = topic.nack if how == "failure" else topic.bury
-    end(delivery, reason="no " * 200)
+    # When one becomes large by what is said of it, or a large one comes
+    if how == "trigger":
+        await topic.aio.trigger("third", "x" * 1100)
+    else:
+        (topic.nack if how == "failure" else topic.bury)(delivery, reason="no " * 200)
     assert raw.hget(facts, "large") == b"1"
     assert "large" not in topic.stats().counters
 
