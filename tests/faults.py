@@ -127,6 +127,10 @@ FAULTS = {
     "what came since is forgotten": Fault("forget-seen", "or => and false or"),
     "what has ended since is forgotten": Fault("forget-seen", "or => or false and"),
     "what is live is forgotten": Fault("forget-live", "never"),
+    "a young claim is forgotten at once": Fault("forget-early", "never"),
+    "a young claim is forgotten at once, if another caller waits": Fault(
+        "forget-early", 'r.fence % 1000 == 0 => string.byte(redis.call("GET", key)) == 192'
+    ),
     "forgetting does not know its copies": Fault("forget-copy", "never"),
     "forgetting lets tokens fall": Fault("forgotten", "r.fence => 0"),
     "what came since is decided": Fault("resolve-seen", "never"),

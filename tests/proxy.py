@@ -39,6 +39,8 @@ class Proxy:
         self._held: list[bytes] = []
         self._let_through = 0
         self._late = 0.0
+        self._split_at = b""
+        self._joined = threading.Event()
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -83,6 +85,15 @@ class Proxy:
         """Execute the request at once, and hold back its reply for `seconds`."""
         self._late = seconds
         self._plan("late", word, times)
+
+    def split_request(self, word: bytes) -> None:
+        """The request reaches the server up to this word. The rest of it follows with `join`."""
+        self._split_at = word
+        self._plan("split", word, 1)
+
+    def join(self) -> None:
+        """Let the rest of the request that was split reach the server."""
+        self._joined.set()
 
     def drop_request(self, word: bytes, times: int = 1) -> None:
         """The request never reaches the server; its connection breaks."""
@@ -172,6 +183,11 @@ class Proxy:
                 if self._hit("hold", data):
                     self._held.append(data)
                     break
+                if self._hit("split", data):
+                    at = data.index(self._split_at)
+                    server.sendall(data[:at])
+                    self._joined.wait(120)
+                    data = data[at:]
                 if self._hit("double", data):
                     self._run(data)
                 if self._hit("cut", data):

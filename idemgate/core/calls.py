@@ -6,6 +6,7 @@ Pure functions build a `Call`, and a link sends it. So the sync and the async co
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, count
@@ -45,8 +46,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-Y = TypeVar("Y")
-S = TypeVar("S")
 Arg = bytes | str | int
 KEY_ERRORS = (UnexpectedData, DecodeError)
 """Errors about the data of one key. All other store errors affect every call."""
@@ -139,8 +138,11 @@ class Call(Generic[T]):
         except DECODE_ERRORS as error:
             raise decode_error(f"a reply of {self.script.name}", error) from error
 
-    def answer_plain(self, reply: Any) -> T | None:  # noqa: ARG002 - for calls with `plain`
-        """Return the caller's answer for the reply to `plain`, or for a pair of replies. None: ask the script."""
+    def answer_plain(self, reply: Any, asked: float) -> T | None:  # noqa: ARG002 - for calls with `plain`
+        """Return the caller's answer for the reply to `plain`, or for a pair of replies. None: ask the script.
+
+        `asked` is a value of `monotonic()` from before `plain` was sent.
+        """
         return None
 
     def _unexpected_data(self, problem: bytes) -> UnexpectedData:
@@ -331,11 +333,11 @@ def head_with_keys(sha: bytes, keys: tuple[bytes, ...], args: int) -> bytes:
 
 # -- plans ------------------------------------------------------------------------------------------------------------
 
-Plan = Generator[Batch[list[Any]], list[Any], T]
+Plan = Generator[Batch[list[Any]] | float, Any, T]
 """Several requests of which the later ones depend on the answers to the earlier ones.
 
-A plan is a generator: it yields batches, receives their answers, and returns its result. `run_plan` and
-`run_plan_async` drive it.
+A plan is a generator: it yields batches, receives their answers, and returns its result. A number is a pause in
+seconds. `run_plan` and `run_plan_async` drive it.
 """
 _MAX_CALLS = 256
 """Maximum calls in one batch of a plan."""
@@ -356,12 +358,16 @@ def run_calls(calls: Iterable[Call[Any]]) -> Plan[list[Any]]:
     return answers
 
 
-def run_plan(plan: Generator[Y, S, T], run: Callable[[Y], S]) -> T:
-    """Run a generator of requests to its end and return its result. Blocks."""
+def run_plan(plan: Generator[Any, Any, T], run: Callable[[Any], Any]) -> T:
+    """Run a generator of requests and pauses to its end and return its result. Blocks."""
     try:
         request = next(plan)
         while True:
-            request = plan.send(run(request))
+            if isinstance(request, float):
+                time.sleep(request)
+                request = next(plan)
+            else:
+                request = plan.send(run(request))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     except BaseException:
@@ -369,12 +375,18 @@ def run_plan(plan: Generator[Y, S, T], run: Callable[[Y], S]) -> T:
         raise
 
 
-async def run_plan_async(plan: Generator[Y, S, T], run: Callable[[Y], Awaitable[S]]) -> T:
-    """Run a generator of requests to its end and return its result. Awaits each request."""
+async def run_plan_async(plan: Generator[Any, Any, T], run: Callable[[Any], Awaitable[Any]]) -> T:
+    """Run a generator of requests and pauses to its end and return its result. Awaits each of them."""
+    from asyncio import sleep  # blocking programs need no import of asyncio
+
     try:
         request = next(plan)
         while True:
-            request = plan.send(await run(request))
+            if isinstance(request, float):
+                await sleep(request)
+                request = next(plan)
+            else:
+                request = plan.send(await run(request))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     except BaseException:

@@ -26,7 +26,7 @@ from idemgate.core.calls import (
     template,
     text,
 )
-from idemgate.core.clock import Clock
+from idemgate.core.clock import Clock, monotonic
 from idemgate.core.codec import Codec
 from idemgate.lua import Script, script
 from idemgate.store.context import Context
@@ -309,7 +309,9 @@ class PlainTerms(NamedTuple):
 class PlainClaim(Call[ClaimReply]):
     """A claim that may be sent as SET NX GET, and PEXPIRETIME, which gives the time of the claim by the server's clock.
 
-    Most claims need no script, so what that takes is built when it is asked for.
+    The two are no transaction. So a reply counts for `PAIR_SECONDS` only, and for longer no other client gives the
+    record's key another expiry (`guard/scripts/lib/plain_record.lua`). Most claims need no script, so what that takes
+    is built when it is asked for.
     """
 
     __slots__ = ("owner", "plain", "terms", "wait")
@@ -336,12 +338,12 @@ class PlainClaim(Call[ClaimReply]):
         stays, terms, _ = _claim_terms(self.script, *self.terms.scripted, self.wait)
         return b"", b"", stays, terms, self.owner
 
-    def answer_plain(self, reply: Any) -> ClaimReply | None:
+    def answer_plain(self, reply: Any, asked: float) -> ClaimReply | None:
         """Return the reply for an absent key, and for one that was done at the first attempt. The script knows all."""
         old, expires = reply
         if old is None:
             terms = self.terms
-            if type(expires) is not int or expires < terms.lifetime:
+            if type(expires) is not int or expires < terms.lifetime or monotonic() - asked > PAIR_SECONDS:
                 return None
             stored = terms.record + self.owner
             return ClaimReply("started", (expires - terms.lifetime) * 1000, 1, 0, 0, b"", b"", b"", stored)
@@ -360,7 +362,7 @@ class PlainCompletion(Call[bool]):
 
     __slots__ = ("plain",)
 
-    def answer_plain(self, reply: Any) -> bool | None:
+    def answer_plain(self, reply: Any, asked: float) -> bool | None:  # noqa: ARG002 - no time matters here
         """Return True if it was stored. None: the record is another one."""
         return True if reply == b"OK" else None
 
@@ -373,6 +375,13 @@ _DONE_KINDS = {
 (`guard/scripts/lib`)."""
 _TOKEN, _TOKEN_BITS = Struct(">Q"), 2**56 - 1
 """The first byte of these records, then the fencing token."""
+PAIR_SECONDS = 1.0
+"""The time in seconds between a plain claim and its reply after which the reply is not relied on."""
+LOOK_SECONDS = 1.2
+"""The time in seconds for which a client has seen a young claim before it forgets it by force. It is longer than
+`PAIR_SECONDS`, so the owner has read its token by then, or asks the script."""
+_SHORTEST_LEASE = 6000
+"""The shortest lease of a plain claim, in ms: no other caller takes the key over within `PAIR_SECONDS`."""
 _MINUTE = 60_000
 _MAX_MINUTES = 0xFFFF
 """The longest retention in a record of plain commands."""
@@ -382,8 +391,11 @@ _SIZES = tuple(b"$%d\r\n" % size for size in range(512))
 
 @lru_cache(1024)
 def _plain_terms(lease: int, keep: int, max_attempts: int, hold: bool) -> PlainTerms | None:
-    """Return what plain claims with these options share, or None if the retention is not in whole minutes."""
-    if keep % _MINUTE or not 0 < keep <= _MAX_MINUTES * _MINUTE:
+    """Return what plain claims with these options share.
+
+    None: the lease is too short, or the retention is not in whole minutes.
+    """
+    if lease < _SHORTEST_LEASE or keep % _MINUTE or not 0 < keep <= _MAX_MINUTES * _MINUTE:
         return None
     lifetime = TEN_YEARS if hold else lease + keep
     record = b"\xc0" + bytes((hold,)) + lease.to_bytes(6) + lifetime.to_bytes(6)
@@ -580,13 +592,18 @@ class Claims:
         """Build the call that reads a record."""
         return call("guard/inspect", record, (stamp(self.clock),), _decode_record)
 
-    def forget(self, record: tuple[bytes, ...], request_id: bytes, seen: Record, force: bool) -> Call[tuple[str, int]]:
+    def forget(
+        self, record: tuple[bytes, ...], request_id: bytes, seen: Record, force: bool, early: bool = False
+    ) -> Call[tuple[str, int]]:
         """Build the call that deletes a record. The reply is a status word and the ms left of a live lease.
 
-        `seen` is the record to delete. The word is "changed" if another owner has it now, or if it has ended.
+        `seen` is the record to delete. The word is "changed" if another owner has it now, or if it has ended. It is
+        "early" if the owner may not have read its token: send the call again after `LOOK_SECONDS`, with `early`. With a
+        test clock no claim is plain.
         """
         running = seen.state in ("in_progress", "lapsed", "held")
-        args = (stamp(self.clock), request_id, seen.token, _pack_flag(force), _pack_flag(running))
+        forced = b"0" if not force else b"2" if early or self.clock is not None else b"1"
+        args = (stamp(self.clock), request_id, seen.token, forced, _pack_flag(running))
         return call("guard/forget", record, args, _decode_decision)
 
     def resolve(

@@ -10,7 +10,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, text_of
 from idemgate.core.validation import check_iterable
 from idemgate.errors import AlreadyInProgress, InvalidArgument
-from idemgate.guard.claim_calls import Claims, Record, register_retention
+from idemgate.guard.claim_calls import LOOK_SECONDS, Claims, Record, register_retention
 from idemgate.store.context import Context
 
 __all__ = ["cancel", "forget", "inspect", "mark_call", "mark_calls", "resolve"]
@@ -133,11 +133,16 @@ def cancel(context: Context, key: Key, scope: str) -> Plan[bool]:
 def forget(context: Context, key: Key, scope: str, force: bool) -> Plan[bool]:
     """Delete the record of a key. Return False if there was none."""
     decision = Decision(context, key, scope, "forgotten")
-    return (
-        yield from _decide(
-            decision, lambda record: decision.claims.forget(decision.record, decision.request_id, record, force)
-        )
-    )
+    name, request_id, build = decision.record, decision.request_id, decision.claims.forget
+
+    def ask(seen: Record) -> Plan[DecisionReply]:
+        answer = yield from run_call(build(name, request_id, seen, force))
+        if answer[0] == "early":
+            yield LOOK_SECONDS
+            answer = yield from run_call(build(name, request_id, seen, force, early=True))
+        return answer
+
+    return (yield from _decide(decision, ask))
 
 
 def resolve(
@@ -147,17 +152,14 @@ def resolve(
     resolution = Resolution(context, key, scope, done, result, retention)
     if resolution.retention is None:
         resolution.set_retention((yield from run_call(resolution.ask_retention())))
-    return (yield from _decide(resolution, resolution.build))
+    return (yield from _decide(resolution, lambda record: run_call(resolution.build(record))))
 
 
-Build = Callable[[Record], Call[DecisionReply]]
-
-
-def _decide(decision: Decision, build: Build) -> Plan[bool]:
+def _decide(decision: Decision, ask: Callable[[Record], Plan[DecisionReply]]) -> Plan[bool]:
     try:
         while True:
             record = yield from run_call(decision.inspect())
-            answer = yield from run_call(build(record))
+            answer = yield from ask(record)
             if answer[0] != "changed":
                 return decision.result(answer)
     finally:

@@ -138,7 +138,7 @@ class PendingCall(Generic[T]):
         """
         first = self.first_reply
         try:
-            result = self._call.answer_plain(reply if first is None else (first[0], reply))
+            result = self._call.answer_plain(reply if first is None else (first[0], reply), self._started)
         except Exception as error:  # noqa: BLE001 - as in `on_reply`
             self._set_outcome(None, error)
             return
@@ -283,13 +283,11 @@ class AsyncLink:
         """Take the steps to an answer, and return it."""
         return await run_plan_async(steps, self._take_step)
 
-    async def _take_step(self, step: Send | SendAll | float) -> Any:
+    async def _take_step(self, step: Send | SendAll) -> Any:
         try:
             if isinstance(step, Send):
                 return await self._send(step.call, step.budget)
-            if isinstance(step, SendAll):
-                return await self._pipeline(step.calls, step.budget.attempt)
-            return await asyncio.sleep(step)
+            return await self._pipeline(step.calls, step.budget.attempt)
         except FAILURES as error:
             return error
 

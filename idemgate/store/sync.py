@@ -127,7 +127,8 @@ class SyncLink:
                 pool.takes_plain or (pool.takes_plain is None and call.pair and pool.learn_plain(call.keys[0]))
             ):
                 try:
-                    if (answer := call.answer_plain(pool.execute(plain, started, None, call.pair))) is not None:
+                    reply = pool.execute(plain, started, None, call.pair)
+                    if (answer := call.answer_plain(reply, started)) is not None:
                         if sampled:
                             self._durations.add(monotonic() - started)
                         return answer
@@ -147,13 +148,11 @@ class SyncLink:
             time.sleep(budget.next_delay(error))
         return run_plan(retry_call(call, budget), self._take_step)
 
-    def _take_step(self, step: Send | SendAll | float) -> Any:
+    def _take_step(self, step: Send | SendAll) -> Any:
         try:
             if isinstance(step, Send):
                 return self._send(step.call, step.budget.attempt)
-            if isinstance(step, SendAll):
-                return self._pipeline(step.calls, step.budget.attempt)
-            return time.sleep(step)
+            return self._pipeline(step.calls, step.budget.attempt)
         except FAILURES as error:
             return error
 

@@ -13,13 +13,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Any, NamedTuple, cast
 
 import redis
 
 from idemgate import Gate
 from idemgate.core.calls import stamp
-from idemgate.guard.claim_calls import PlainClaim, PlainTerms, Record, _plain_terms
+from idemgate.guard import claim_calls
+from idemgate.guard.claim_calls import Claims, PlainClaim, PlainTerms, Record, _plain_terms
 from idemgate.lua import expand
 from idemgate.testing import Clock
 from tests import exhaustive
@@ -30,6 +32,8 @@ __all__ = ["Search", "Violation"]
 
 LEASE, KEEP = 10_000, 120_000
 """Ms: of a lease, of what is done or was released: whole minutes, as the short form of a record has them."""
+MOMENT = 1_200
+"""Ms: longer than a caller waits for the reply to a plain claim."""
 PRINT = b"print of sixteen"
 START = 4_000_000_000.0
 BEGIN = 4_000_000_000_000
@@ -37,11 +41,15 @@ BEGIN = 4_000_000_000_000
 SNAPSHOT = f"""{expand("guard/lib/read_record")}
 local r, stored = read_record(KEYS[1]), redis.call("GET", KEYS[1]) or ""
 local code, dump, expires = string.byte(stored), "", 0
-if code == 192 or code == 245 then expires = redis.call("PEXPIRETIME", KEYS[1]) end
+if code then
+  expires = redis.pcall("PEXPIRETIME", KEYS[1]) -- an error of Redis 6.2
+  expires = type(expires) == "number" and expires >= {BEGIN} and expires or {2 * BEGIN}
+end
 if code then dump = string.format("%.0f ", expires) .. redis.call("DUMP", KEYS[1]) end
 return {{ {{ dump }}, code and stored .. expires or "",
   {{ r.state, r.owner, r.fence, r.ends, r.print, r.attempts, r.taken }} }}"""
-"""The record, and the time at which the key expires where the record's times follow from that."""
+"""The record, and when its key expires. The scripts count that from the server's clock, which stands for a time in a
+future that no claim is of."""
 RESET = """redis.call("DEL", KEYS[1])
 if ARGV[1] ~= "" then
   local ms, dump = string.match(ARGV[1], "^(%d+) (.*)$")
@@ -54,6 +62,10 @@ local now, r = math.floor(tonumber(ARGV[1]) / 1000), read_record(KEYS[1])
 if r.state ~= "p" and r.ends > 0 and r.ends <= now then redis.call("DEL", KEYS[1]) end
 local old = redis.call("SET", KEYS[1], ARGV[2] .. ARGV[5], "NX", "GET", "PXAT", now + ARGV[3])
 return {{ "plain", 0, old, redis.call("PEXPIRETIME", KEYS[1]) }}""",
+    # the first of the two, alone, of an absent key; and the second
+    "plain/set": """local now = math.floor(tonumber(ARGV[1]) / 1000)
+return { "plain", 0, redis.call("SET", KEYS[1], ARGV[2] .. ARGV[5], "NX", "GET", "PXAT", now + ARGV[3]) }""",
+    "plain/expiry": """return { "plain", 0, redis.call("PEXPIRETIME", KEYS[1]) }""",
     # SET IFEQ PX
     "plain/complete": """local now = math.floor(tonumber(ARGV[1]) / 1000)
 if redis.call("GET", KEYS[1]) ~= ARGV[6] then return { "undecided", 0 } end
@@ -89,6 +101,10 @@ class Caller(NamedTuple):
     """The owner id of a caller that was answered "busy", and waits."""
     ends: int = 0
     """How many runs had ended when it began to wait."""
+    asks: bytes = b""
+    """The owner id of a caller whose claim is stored, and which has not read its token: `fence`."""
+    asked: int = 0
+    """When it claimed."""
 
 
 @dataclass(frozen=True)
@@ -148,24 +164,30 @@ class State:
     callers: tuple[Caller, ...] = (Caller(), Caller())
     seen: tuple[int, bool] | None = None
     """The fencing token, and whether it ran, at the operator's last look."""
+    early: int = -1
+    """When the operator was told that the claim may not have been read by its owner."""
+    told: int = 0
+    """The highest fencing token that a caller has read."""
     sent: tuple[Request, ...] = ()
     unheard: int = 0
     copies: int = 0
     path: tuple[str, ...] = field(default=(), compare=False)
 
     def same(self) -> Any:
-        return self.content, self.now, self.world, self.callers, self.seen, self.sent, self.unheard, self.copies
+        facts = self.content, self.now, self.world, self.callers, self.seen, self.early, self.told
+        return *facts, self.sent, self.unheard, self.copies
 
 
 @dataclass(frozen=True)
 class Step(exhaustive.Step):
     """`caller`: whose step it is. `told`: the request that this is a copy of. `heard`: the reply arrives. `plain`: it
-    is sent without the script."""
+    is sent without the script. `half`: only one of its two commands reaches the server."""
 
     caller: int = 0
     told: Request | None = None
     heard: bool = True
     plain: bool = False
+    half: str = ""
 
 
 class Search(exhaustive.Search[State, Step]):
@@ -194,14 +216,14 @@ class Search(exhaustive.Search[State, Step]):
         return (stamp(Clock(START + state.now / 1000)), *step.args)
 
     def runs(self, step: Step) -> str:
-        return step.script.replace("guard", "plain") if step.plain else step.script
+        return step.half or (step.script.replace("guard", "plain") if step.plain else step.script)
 
     # -- what may happen ----------------------------------------------------------------------------------------------
 
     def steps(self, state: State) -> Iterator[Step]:
         for step in (*self._calls(state), *self._decisions(state)):
             yield step
-            if state.unheard < 1:
+            if state.unheard < 1 and not step.half:
                 yield replace(step, name=f"{step.name}, unheard", heard=False)
         if state.copies < 2:
             for one in state.sent:
@@ -212,23 +234,29 @@ class Search(exhaustive.Search[State, Step]):
             yield Step("lapse")
         if state.sent and state.now < KEEP:
             yield Step("retention ends")
-        if state.content and state.seen != (now := self._looks(state)):
+        if state.early == state.now or any(one.asks and one.asked == state.now for one in state.callers):
+            yield Step("a moment passes")
+        if state.content and state.early < 0 and state.seen != (now := self._looks(state)):
             yield Step(f"look {now}")
 
     def _calls(self, state: State) -> Iterator[Step]:
         record, claims = self.record, self.claims
-        for caller, (owner, fence, waits, _) in enumerate(state.callers):
+        for caller, (owner, fence, waits, _, asks, _) in enumerate(state.callers):
             n = sum(one.script == "guard/claim" for one in state.sent)
-            if waits:
+            if asks:
+                args = (self.terms.record, self.terms.lifetime, b"\0", asks)
+                yield Step(f"second half {caller}", "guard/claim", args, caller, plain=True, half="plain/expiry")
+            elif waits:
                 call = claims.claim(record, waits, LEASE, KEEP, self.print, 0, self.hold, 2)
                 yield Step(f"claim again {caller}", call.script.name, tuple(call.args[1:]), caller)
             elif not owner and n < 3:
                 token = f"{caller}.{n}".encode().ljust(16 if self.plain else 0, b".")
-                call = claims.claim(record, token, LEASE, KEEP, self.print, 0, self.hold, int(self.share))
+                call = claims.claim(record, token, LEASE, KEEP, self.print, 0, self.hold, int(self.share or self.plain))
                 yield Step(f"claim {caller}", call.script.name, tuple(call.args[1:]), caller)
                 if self.plain and not state.content:  # else the script is asked, too
                     args = (self.terms.record, self.terms.lifetime, b"\0", token)
                     yield Step(f"plain claim {caller}", call.script.name, args, caller, plain=True)
+                    yield Step(f"first half {caller}", call.script.name, args, caller, plain=True, half="plain/set")
             if owner:
                 failure = b"failure of " + owner if self.share else b""
                 for call in (
@@ -257,12 +285,19 @@ class Search(exhaustive.Search[State, Step]):
         return tuple(self.claims.claim(self.record, one.args[3], LEASE, KEEP, b"", 0, self.hold, 0).args[1:])
 
     def _decisions(self, state: State) -> Iterator[Step]:
-        if state.seen is None or any(one.script in ("guard/forget", "guard/resolve") for one in state.sent):
+        decided = [one for one in state.sent if one.script in ("guard/forget", "guard/resolve")]
+        early = len(decided) == 1 and decided[0].reply[0] == b"early"
+        if state.seen is None or (decided and not early):
             return
-        seen = _record(*state.seen)
+        seen, claims = _record(*state.seen), Claims("", None if self.plain else self.claims.clock)
+        if early:
+            if state.now >= state.early + claim_calls.LOOK_SECONDS * 1000:
+                call = claims.forget(self.record, b"request", seen, True, True)
+                yield Step("forget by force, later", call.script.name, tuple(call.args[1:]))
+            return
         for call, name in (
             (self.claims.forget(self.record, b"request", seen, False), "forget"),
-            (self.claims.forget(self.record, b"request", seen, True), "forget by force"),
+            (claims.forget(self.record, b"request", seen, True), "forget by force"),
             (self.claims.resolve(self.record, b"request", seen, True, KEEP, b"v", b"decided"), "resolve as done"),
             (self.claims.resolve(self.record, b"request", seen, False, KEEP, b"n", b""), "resolve as free"),
         ):
@@ -277,6 +312,8 @@ class Search(exhaustive.Search[State, Step]):
             return replace(state, now=state.now + LEASE, path=path)
         if step.name == "retention ends":
             return replace(state, now=state.now + KEEP, path=path)
+        if step.name == "a moment passes":
+            return replace(state, now=state.now + MOMENT, path=path)
         if step.name.startswith("look"):
             return replace(state, seen=self._looks(state), path=path)
         return replace(state, callers=_put(state.callers, step.caller, Caller()), path=path)
@@ -286,7 +323,9 @@ class Search(exhaustive.Search[State, Step]):
     def answered(self, before: State, step: Step, reply: tuple[Any, ...], found: tuple[Any, ...]) -> State:
         dumps, content, says = found
         after = replace(before, dumps=dumps, content=content, found=Stored(*says), path=(*before.path, step.name))
-        reply = self._plain_told(step, reply) if step.plain else _told(reply)
+        if step.half == "plain/expiry":
+            return self._read(before, after, step, reply)
+        reply = self._plain_told(after, step, reply) if step.plain else _told(reply)
         word = reply[0].decode()
         changed = after.content != before.content and word != "busy"  # which notes that a caller waits
         if step.told is not None:
@@ -306,11 +345,24 @@ class Search(exhaustive.Search[State, Step]):
         self._judge_content(after)
         return self._known(before, after, step, reply)
 
-    def _plain_told(self, step: Step, reply: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _read(self, before: State, after: State, step: Step, reply: tuple[Any, ...]) -> State:
+        """A caller reads the token of its claim, or asks the script: a copy of its claim."""
+        caller = before.callers[step.caller]
+        asked = monotonic() - (before.now - caller.asked) / 1000
+        answer = PlainClaim((b"k",), b"", caller.asks, self.terms, 0).answer_plain((None, reply[2]), asked)
+        if answer is None:
+            return replace(after, callers=_put(before.callers, step.caller, Caller()))
+        self.check(after, answer.token == caller.fence, "P4: a caller reads the token of another claim")
+        told = max(before.told, answer.token)
+        return replace(after, callers=_put(before.callers, step.caller, Caller(caller.asks, answer.token)), told=told)
+
+    def _plain_told(self, after: State, step: Step, reply: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a client reads in the reply to plain commands, in the words of the scripts."""
         if reply[0] != b"plain":
             return reply
-        answer = PlainClaim((b"k",), b"", _owner(step), self.terms, 0).answer_plain(reply[2:])
+        if step.half:
+            return b"started", 0, after.found.fence, 1, 0, b""
+        answer = PlainClaim((b"k",), b"", _owner(step), self.terms, 0).answer_plain(reply[2:], monotonic())
         if answer is None:
             return b"undecided", 0
         if answer.state == "started":
@@ -322,8 +374,12 @@ class Search(exhaustive.Search[State, Step]):
         owner = _owner(step)
         if step.script == "guard/claim":
             caller = int(owner[:1])
+            if step.half:
+                asks = Caller(fence=reply[2], asks=owner, asked=before.now)
+                return replace(after, callers=_put(before.callers, caller, asks))
             if reply[0] == b"started" and step.heard and not before.callers[caller].owner:
-                return replace(after, callers=_put(before.callers, caller, Caller(owner, reply[2])))
+                told = max(before.told, reply[2])
+                return replace(after, callers=_put(before.callers, caller, Caller(owner, reply[2])), told=told)
             if self.share and step.heard and step.told is None:
                 waits = before.callers[caller]
                 if reply[0] == b"busy" and not waits.waits:
@@ -331,6 +387,8 @@ class Search(exhaustive.Search[State, Step]):
                 return replace(after, callers=_put(before.callers, caller, waits if reply[0] == b"busy" else Caller()))
         elif step.told is None and step.heard and step.script in ("guard/complete", "guard/release"):
             return replace(after, callers=_put(before.callers, step.caller, Caller()))
+        elif reply[0] == b"early" and step.told is None:
+            return replace(after, early=before.now)
         return after
 
     def _judge(self, before: State, after: State, step: Step, word: str, reply: tuple[Any, ...]) -> None:
@@ -352,10 +410,11 @@ class Search(exhaustive.Search[State, Step]):
                 self.check(after, word == "lost", "P5: who does not own the key is not told so")
         else:
             fence, running = before.seen or (0, False)
-            if step.told is None and word in GRANTS:
+            again = before.early >= 0 and not changed  # a copy of the first request had the effect
+            if step.told is None and word in GRANTS and not again:
                 self.check(after, world.fence == fence, "what came since is decided about")
                 self.check(after, bool(world.owner) == running, "what has ended since is decided about")
-                force = step.script == "guard/forget" and step.args[2] == b"1"
+                force = step.script == "guard/forget" and step.args[2] != b"0"
                 self.check(after, force or not live, "P1: what is live is decided about")
             self.check(after, word in GRANTS or not changed, "a decision that is refused has an effect")
 
@@ -363,7 +422,7 @@ class Search(exhaustive.Search[State, Step]):
         world, now = before.world.at(before.now), before.now
         live = bool(world.owner) and world.until > now
         if word != "started":
-            noted = self.share and word == "busy"
+            noted = (self.share or self.plain) and word == "busy"
             self.check(after, noted or after.content == before.content, "a claim that is refused has an effect")
             free = world.done_until <= now and (not world.owner or (not live and not self.hold))
             self.check(after, not free or word in ("stale", "shared", "undecided"), "a free key is refused")
@@ -377,7 +436,7 @@ class Search(exhaustive.Search[State, Step]):
         self.check(after, not live, "P1: two live claims")
         self.check(after, world.done_until <= now, "P2: it is done, and runs again")
         self.check(after, not (self.hold and world.owner), "P3: an owner that vanished is not waited for")
-        self.check(after, reply[2] > world.fence, "P4: a fencing token does not rise")
+        self.check(after, reply[2] > max(world.fence, before.told), "P4: a fencing token does not rise")
         self.check(after, reply[3] == world.starts + 1, "P11: an attempt is not counted")
         self.check(after, reply[4] == world.lapses + bool(world.owner), "P3: a lost lease is not counted")
 

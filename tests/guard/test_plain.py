@@ -24,6 +24,7 @@ from idemgate.errors import OutcomeUnknown, ReplayedFailure, ServerRejected, Une
 from idemgate.guard.claim_calls import Claims
 from idemgate.guard.options import claim_options
 from idemgate.lua import Script
+from idemgate.store import clients, connection_aio, sync
 from tests.conftest import PASSWORD, Face
 from tests.faults import broken
 from tests.guard.conftest import Wire, ask_for_plain
@@ -34,6 +35,10 @@ CLAIM, DONE = 192, (245, 246, 247)
 """The first bytes of the records."""
 LEASE, KEEP = 30_000, 86_400_000
 """The defaults, in ms."""
+LOOKED_AT = 5_000
+"""The age in ms up to which a claim is looked at before it is forgotten by force."""
+SECOND = b"*2\r\n$11\r\nPEXPIRETIME"
+"""Where the second command of a claim begins."""
 RESULT = Codec().encode("result")
 
 
@@ -104,17 +109,33 @@ async def test_what_is_done_without_a_value_is_told_as_by_the_script(plain: Any,
     assert (await plain.inspect("x", scope="n")).unstored_reason
 
 
-async def test_the_token_is_the_one_that_every_reader_finds_and_it_rises(plain: Any, record: Any) -> None:
+async def test_the_token_is_the_one_that_every_reader_finds_and_it_rises(
+    plain: Any, record: Any, passes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("idemgate.guard.manage.LOOK_SECONDS", 3600.0)  # for none of these
     # 64 keys, each decided about within the ms in which it was claimed: most of them are
     for n in range(64):
         first = await plain.claim(f"k{n}")
         assert record(f"k{n}")[0] == CLAIM
-        await plain.forget(f"k{n}", force=True)
-        second = await plain.claim(f"k{n}")
-        await second.complete(1)
-        assert (await plain.inspect(f"k{n}")).token == second.token > first.token
+        await first.complete(1)
         await plain.forget(f"k{n}")
+        second = await plain.claim(f"k{n}")
+        assert (await plain.inspect(f"k{n}")).token == second.token > first.token
+        passes(f"k{n}", LOOKED_AT)
+        await plain.forget(f"k{n}", force=True)
         assert (await plain.claim(f"k{n}")).token > second.token
+
+
+async def test_a_claim_that_is_not_young_is_forgotten_at_once(
+    plain: Any, record: Any, passes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("idemgate.guard.manage.LOOK_SECONDS", 3600.0)
+    first = await plain.claim("k")
+    passes("k", LOOKED_AT)
+    assert record("k")[0] == CLAIM
+    assert await plain.forget("k", force=True)
+    assert not await first.complete("late")
+    assert (await plain.claim("k")).token > first.token
 
 
 async def test_a_claim_is_read_as_it_was_made(plain: Any, record: Any) -> None:
@@ -269,6 +290,57 @@ async def test_a_completion_replaces_nothing_but_its_own_claim(plain: Any, passe
     assert (await _run(plain, claims.inspect(claim.keys))).state == "in_progress"
 
 
+@pytest.fixture
+async def split(
+    plain: Any, plain_url: str, record: Any, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Proxy, asyncio.Future[Any]]]:
+    """A claim of "k" of which the server has only the first command. The second one arrives with `proxy.join()`."""
+    for module in (clients, sync, connection_aio):
+        monkeypatch.setattr(module, "SOCKET_TIMEOUT", 60.0)
+    with Proxy(plain_url) as proxy:
+        gate = Gate(proxy.url, namespace=plain.gate.namespace, timeout="120s")
+        face = await ask_for_plain(Face(gate, plain.awaiting))
+        proxy.split_request(SECOND)
+        claiming = asyncio.ensure_future(face.claim("k"))
+        await eventually(lambda: record("k")[:1] == bytes([CLAIM]))
+        yield proxy, claiming
+        proxy.join()
+        await gate.aio.close()
+        gate.close()
+
+
+@pytest.mark.parametrize("form", ["plain", "changed by a script"])
+async def test_a_forgotten_owner_reads_no_token_of_a_later_claim(
+    plain: Any, split: tuple[Proxy, asyncio.Future[Any]], record: Any, form: str
+) -> None:
+    # Given a claim whose owner has not read its token
+    proxy, claiming = split
+    if form != "plain":
+        assert await plain.cancel("k")
+        assert record("k")[0] != CLAIM
+    # When another client forgets it by force, and claims it for longer
+    assert await plain.forget("k", force=True)
+    other = await plain.claim("k", retention="30d")
+    proxy.join()
+    # Then the owner learns that the key is not its own
+    late = await asyncio.wait_for(claiming, 60)
+    assert (late.state, other.state) == ("in_progress", "started")
+    assert (await plain.inspect("k")).token == other.token
+
+
+async def test_an_owner_whose_reply_was_late_gets_its_token_from_the_script(
+    plain: Any, split: tuple[Proxy, asyncio.Future[Any]], record: Any
+) -> None:
+    proxy, claiming = split
+    await plain.claim("other")
+    assert await plain.forget("other", force=True)  # takes longer than the reply may take
+    proxy.join()
+    claim = await asyncio.wait_for(claiming, 60)
+    assert (claim.state, claim.attempt, record("k")[0]) == ("started", 1, CLAIM)
+    assert claim.token == (await plain.inspect("k")).token
+    assert await claim.complete("done")
+
+
 @pytest.mark.parametrize("lost", ["claim", "completion"])
 async def test_a_lost_reply_is_asked_for_again(plain: Any, plain_url: str, tmp_path: Path, lost: str) -> None:
     wire, runs = Wire(plain_url, tmp_path / "wire.sock"), []
@@ -357,7 +429,9 @@ async def test_a_caller_that_is_cancelled_while_it_claims_holds_nothing(
 
 
 @pytest.mark.parametrize(
-    "options", [{"fingerprint": ["k"]}, {"cache_size": 8}, {"retention": "90s"}, {"at_most_once": True}], ids=str
+    "options",
+    [{"fingerprint": ["k"]}, {"cache_size": 8}, {"retention": "90s"}, {"at_most_once": True}, {"lease": "5s"}],
+    ids=str,
 )
 async def test_options_that_stay_on_the_scripts(plain: Any, record: Any, options: Any) -> None:
     seen = []

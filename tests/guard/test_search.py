@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
+from idemgate.guard import claim_calls
 from tests.exhaustive import choose_depth
 from tests.faults import broken
 from tests.guard.search import PLAIN, Search, Violation
@@ -133,6 +134,8 @@ PLAIN_FAULTS = [
     (HELD, "guard/claim", "an owner of a plain claim that vanished is not waited for"),
     (FREE, "guard/renew", "a former owner beats"),
     (FREE, "guard/forget", "forgetting lets tokens fall"),
+    (FREE, "guard/forget", "a young claim is forgotten at once"),
+    (FREE, "guard/forget", "a young claim is forgotten at once, if another caller waits"),
 ]
 WRONG_COMMANDS = {
     "a claim replaces what is there": ("plain/claim", '"NX", ', ""),
@@ -159,4 +162,17 @@ def test_a_wrong_plain_command_is_found(raw: Any, gate: Gate, fault: str) -> Non
     assert right in PLAIN[name]
     with pytest.raises(Violation) as found:
         Search(raw, gate, {name: PLAIN[name].replace(right, wrong)}, plain=True).run(5)
+    print(found.value)
+
+
+@FROM_7
+@pytest.mark.parametrize(("rule", "wrong"), [("PAIR_SECONDS", 3600.0), ("LOOK_SECONDS", 0.0)])
+@pytest.mark.slow
+def test_a_client_without_patience_or_with_too_much_is_found(
+    raw: Any, gate: Gate, rule: str, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller that relies on a late reply, and an operator that does not look at a young claim for long."""
+    monkeypatch.setattr(claim_calls, rule, wrong)
+    with pytest.raises(Violation, match="reads the token of another claim") as found:
+        Search(raw, gate, {}, plain=True).run(6)
     print(found.value)

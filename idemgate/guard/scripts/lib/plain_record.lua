@@ -3,6 +3,12 @@
 -- problem. Such a record holds no time, because a client's clock may be wrong. Its times follow from the key's expiry.
 --   192            a claim, the first of its key: flags (1 = held), lease and time to live as ms, owner id
 --   245, 246, 247  done at the first attempt, of kind "v", "n" or "e": fence, retention in minutes, result
+-- Its owner reads the expiry by a second command, within a second of sending both, or asks the script for its token. For
+-- that second no script gives the key of a new claim another expiry, or deletes it:
+--   cancel, a claim that waits, and a clock that was set back keep the expiry
+--   a takeover, mark and resolve need a lease that has ended, and it lasts for 6 s at least
+--   complete, release, renew and checkpoint come from the owner, after it has read the expiry
+--   forget by force is answered "early" for 5 s, unless its caller has seen the claim for more than a second
 local function unpack_plain(code, stored, key)
   local expires, length = redis.call("PEXPIRETIME", key), #stored
   if expires < 0 then
