@@ -357,7 +357,9 @@ class PlainCompletion(Call[bool]):
     """A completion that may be sent as SET IFEQ: the record must still be that of the claim.
 
     A copy of the claim that arrives when the key is gone makes the same record, under a later token. The script refuses
-    its completion, and this does not. That is safe: only this owner's work is recorded, and no other caller ran.
+    the completion of that, and this does not: the owner ends the copy of its own claim. No caller has read the later
+    token. A key is gone a minute after it was forgotten, or after its retention. The first heartbeat of a run changes
+    the record long before.
     """
 
     __slots__ = ("plain",)

@@ -91,11 +91,8 @@ async def test_a_renewal_that_is_late_itself_releases_the_key(
 
 
 @pytest.fixture
-async def slow(
-    face: Any, url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Any, Proxy]]:
-    """The face of a gate on the real clock, and the proxy before it. Scripts are loaded, and all claims use them."""
-    monkeypatch.setattr("idemgate.guard.claim_calls._plain_terms", lambda *_: None)
+async def slow(face: Any, url: str, namespace: str) -> AsyncIterator[tuple[Any, Proxy]]:
+    """The face of a gate on the real clock, and the proxy before it. Scripts are loaded: short leases use them."""
     with Proxy(url) as proxy:
         made = Gate(proxy.url, namespace=namespace)
         slow = type(face)(made, face.awaiting)
