@@ -63,6 +63,8 @@ class Stored:
     waited: bool = False
     failure: bytes = b""
     """Of a released key: what those get who waited for its end."""
+    plain: bool = False
+    """A claim by plain commands, which no script has changed."""
 
     def left(self, now: int) -> int:
         """Of the lease; never more than a whole one."""
@@ -90,7 +92,8 @@ class Model:
         if seen == "released" and key.owner == owner:
             return ("stale",)
         if (refused := self._refused(now, fingerprint)) is not None:
-            self.key.waited |= refused[0] == "in_progress" and wait > 0
+            if refused[0] == "in_progress" and wait > 0 and not self.key.waited:
+                self.key = replace(self.key, waited=True, plain=False)
             return refused
         fresh = seen == "none"
         attempts = 0 if fresh else key.attempts
@@ -104,6 +107,24 @@ class Model:
             fingerprint=fingerprint, note=b"" if fresh else key.note, hold=hold, since=now,
         )  # fmt: skip
         return ("started", self.key.fence, attempts + 1, taken_over, self.key.note)
+
+    def plain_claim(self, us: int, owner: bytes, lease: int, keep: int, hold: bool) -> Answer:
+        """Without a script: where that is not enough, nothing is changed."""
+        key, now = self.key, us // 1000
+        if key.state == "none" or (key.state != "running" and 0 < key.ends <= now):
+            self.key = Stored(
+                "running", owner, us, 1, lease_end=now + lease, lease=lease, hold=hold, since=now, plain=True
+            )
+            return ("started", us, 1, 0, b"")
+        return ("done", key.kind, key.result, key.fence, 1, 0) if key.kind and key.attempts == 1 else ("undecided",)
+
+    def plain_complete(self, us: int, owner: bytes, fence: int, retention: int, kind: bytes, result: bytes) -> Answer:
+        """Without a script: where that is not enough, nothing is changed."""
+        key, now = self.key, us // 1000
+        if not key.plain or key.owner != owner:
+            return ("undecided",)
+        self._rest(state="done", owner=b"", fence=fence, ends=now + retention, kind=kind, result=result, since=now)
+        return (True,)
 
     def mark(self, us: int, owner: bytes, retention: int, fingerprint: bytes) -> Answer:
         key, now = self.key, us // 1000
@@ -138,7 +159,7 @@ class Model:
     def _left(self, now: int) -> int:
         """Of the lease: where the clock was set back, it is a whole one from now on."""
         left = self.key.left(now)
-        self.key = replace(self.key, lease_end=now + left)
+        self.key = replace(self.key, lease_end=now + left, plain=self.key.plain and self.key.lease_end == now + left)
         return left
 
     def complete(self, us: int, owner: bytes, fence: int, retention: int, kind: bytes, result: bytes) -> Answer:
@@ -168,19 +189,19 @@ class Model:
         held = self.key.state == "running" and self.key.owner == owner
         if not held:
             return ("lost",)
-        self.key = replace(self.key, lease_end=us // 1000 + lease, lease=lease)
+        self.key = replace(self.key, lease_end=us // 1000 + lease, lease=lease, plain=False)
         return ("cancelled" if self.key.cancelled else "ok",)
 
     def cancel(self, us: int, fence: int) -> Answer:
         live = self.key.state == "running" and self.key.fence == fence and self.key.left(us // 1000) > 0
         if live:
-            self.key = replace(self.key, cancelled=True)
+            self.key = replace(self.key, cancelled=True, plain=False)
         return (live,)
 
     def checkpoint(self, us: int, owner: bytes, data: bytes) -> Answer:
         held = self.key.state == "running" and self.key.owner == owner
         if held:
-            self.key = replace(self.key, note=data)
+            self.key = replace(self.key, note=data, plain=False)
         return (held,)
 
     def forget(self, us: int, request: bytes, about: Record, force: bool) -> Answer:
@@ -216,7 +237,8 @@ class Model:
         return ("ok", 0)
 
     def _rest(self, **changes: Any) -> None:
-        self.key = replace(self.key, lease_end=0, lease=0, hold=False, cancelled=False, waited=False, **changes)
+        rests = {"lease_end": 0, "lease": 0, "hold": False, "cancelled": False, "waited": False, "plain": False}
+        self.key = replace(self.key, **(rests | changes))
 
     def looks(self, us: int) -> Answer:
         """As `facts_of` an inspection."""

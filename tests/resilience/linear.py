@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.guard.test_model import Model, Stored
 
-__all__ = ["SPOILT", "UNKNOWN", "Operation", "linearizable"]
+__all__ = ["PLAIN_SPOILT", "SPOILT", "UNKNOWN", "Operation", "linearizable"]
 
 UNKNOWN = object()
 """The answer of an operation whose caller gave up: it may take effect at any time from its call on, or never."""
@@ -99,3 +99,10 @@ SPOILT = [
     ("guard/resolve", "deciding does not know its copies"),
 ]
 """Scripts, and a fault of each that a history shows."""
+PLAIN_SPOILT = [
+    ("guard/claim", "the lease of a plain claim never ends"),
+    ("guard/claim", "a plain claim belongs to all"),
+    ("guard/complete", "a plain claim has no token"),
+    ("guard/complete", "what a plain command completed has no token"),
+]
+"""The same, of records of plain commands."""

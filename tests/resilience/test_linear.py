@@ -15,25 +15,28 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from idemgate import Gate
 from idemgate.core import calls
-from idemgate.core.calls import new_id
+from idemgate.core.calls import Call, new_id
 from idemgate.core.codec import Codec
 from idemgate.errors import StoreUnavailable
 from idemgate.guard import claim_calls
-from idemgate.guard.claim_calls import Claims, Record
+from idemgate.guard.claim_calls import Claims, PlainClaim, PlainTerms, Record, _plain_terms
 from idemgate.lua import Script, script
 from idemgate.testing import Clock
 from tests.faults import broken
+from tests.guard.search import PLAIN
 from tests.guard.test_model import answer_of, facts_of
 from tests.proxy import Proxy
-from tests.resilience.linear import SPOILT, UNKNOWN, Operation, linearizable
+from tests.resilience.linear import PLAIN_SPOILT, SPOILT, UNKNOWN, Operation, linearizable
 
-CLIENTS, STEPS, LEASE, KEEP = 4, 8, 1_000, 1_000_000
+CLIENTS, STEPS, LEASE, KEEP = 4, 8, 6_000, 960_000
+PLAIN_START = 4_000_000_000
+"""In the future: the server removes no plain claim whose time comes later."""
 SCRIPT = b"EVALSHA"
 VERBS = (
     "claim",
@@ -53,11 +56,15 @@ DECISIONS = ("forget", "resolve")
 RESULT, DECIDED = (Codec().encode(one) for one in ("result", "decided"))
 
 
+MIXED = pytest.mark.servers("7.0"), pytest.mark.damages("fence", "disagrees")  # of a time that is to come
+
+
 class History:
     """One key, and all that its clients did."""
 
-    def __init__(self, url: str, namespace: str, drawn: random.Random) -> None:
-        self.proxy, self.drawn, self.clock = Proxy(url), drawn, Clock(1_700_000_000)
+    def __init__(self, url: str, namespace: str, drawn: random.Random, plain: bool = False) -> None:
+        self.proxy, self.drawn, self.clock = Proxy(url), drawn, Clock(PLAIN_START if plain else 1_700_000_000)
+        self.plain, self.stored = plain, dict[bytes, bytes]()
         self.namespace, self.operations = namespace, list[Operation]()
         self.owners = [new_id() for _ in range(3)]
         self.fences: dict[bytes, int] = {}
@@ -89,7 +96,8 @@ class History:
         with self.lock:
             lapses = drawn.random() < (0.5 if verb == "resolve" else 0.15)
             self.lapses += lapses
-            self.clock.advance(LEASE / 1000 if lapses else 0.001)
+            ends = self.plain and drawn.random() < 0.1  # what is done or was released is gone
+            self.clock.advance((KEEP if ends else LEASE if lapses else 1) / 1000)
             return self.clock.microseconds()
 
     def _spoil(self, drawn: random.Random, clients: list[threading.Thread]) -> None:
@@ -127,26 +135,57 @@ class History:
             "forget": (new_id(), self.seen, drawn.random() < 0.3),
             "resolve": (new_id(), self.seen, drawn.random() < 0.5, KEEP, b"v", DECIDED),
         }
-        us = self._now(drawn, verb)
+        if self.plain and verb in ("claim", "complete") and drawn.random() < 0.7:
+            if verb == "claim":
+                arguments["plain_claim"] = (*arguments["claim"][:3], arguments["claim"][5])
+            elif owner in self.stored:
+                arguments["plain_complete"] = arguments["complete"]
+            if f"plain_{verb}" in arguments and self._send(gate, drawn, f"plain_{verb}", arguments) is not UNKNOWN:
+                return
+        self._send(gate, drawn, verb, arguments)
+
+    def _build(self, verb: str, us: int, arguments: tuple[Any, ...]) -> Call[Any]:
         claims = Claims(self.namespace, Clock(us / 1_000_000))
-        call = getattr(claims, verb)(claims.key("s", "k"), *arguments[verb])
+        record = claims.key("s", "k")
+        if not verb.startswith("plain"):
+            return getattr(claims, verb)(record, *arguments)  # type: ignore[no-any-return]
+        text = Script(verb, PLAIN[verb.replace("_", "/")])
+        if verb == "plain_claim":
+            owner, lease, keep, hold = arguments
+            terms = cast("PlainTerms", _plain_terms(lease, keep, 0, hold))
+            claim = PlainClaim(record, b"", owner, terms, 0)
+            read = lambda reply: claim.answer_plain(reply[2:], time.monotonic())  # noqa: E731
+            return Call(text, record, (us, terms.record, terms.lifetime, b"\0", owner), read)
+        owner, fence, keep, kind, result = arguments
+        done = b"\xf5" + fence.to_bytes(7) + (keep // 60_000).to_bytes(2) + result
+        words = (us, kind, owner, fence, keep, self.stored[owner], done)
+        return Call(text, record, words, lambda reply: True if reply[0] == b"ok" else None)
+
+    def _send(self, gate: Gate, drawn: random.Random, verb: str, arguments: dict[str, tuple[Any, ...]]) -> Any:
+        """Send a call and note it. Return its answer, which is UNKNOWN if plain commands are not enough."""
+        us = self._now(drawn, verb)
+        call = self._build(verb, us, arguments[verb])
         assert int(call.args[0]) == us
         if drawn.random() < (0.3 if verb in DECISIONS else 0.15):  # most decisions are refused
             drawn.choice([self.proxy.cut_reply, self.proxy.double_request, self.proxy.hold_request])(_time(us))
         called, answer = time.monotonic(), UNKNOWN
         try:
             found = gate.context.link.run(call, within=drawn.choice([0.0] + 7 * [30.0]))
-            answer = facts_of(found) if verb == "inspect" else answer_of(found)
+            answer = facts_of(found) if verb == "inspect" else UNKNOWN if found is None else answer_of(found)
             if verb == "inspect":
                 self.seen = found
-            elif verb == "claim" and answer[0] == "started":  # only now does anybody know this owner
+            elif verb.endswith("claim") and found is not None and answer[0] == "started":
+                # only now does anybody know this owner
                 self.owners = [arguments[verb][0], *self.owners[:2]]
                 self.fences[self.owners[0]] = answer[1]
+                if verb == "plain_claim":
+                    self.stored[self.owners[0]] = found.stored
         except StoreUnavailable as error:
             if error.executed == "no":
-                return
+                return answer
         returned = inf if answer is UNKNOWN else time.monotonic()
         self.operations.append(Operation(called, returned, us, verb, arguments[verb], answer))
+        return answer
 
 
 def _time(us: int) -> bytes:
@@ -155,12 +194,13 @@ def _time(us: int) -> bytes:
 
 
 @pytest.mark.timeout(0)
+@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=MIXED)])
 def test_histories_of_a_key_are_linearizable_while_the_wire_fails(
-    url: str, namespace: str, drawn: random.Random, seed: int, many: Any, sound: Any, record_fault: Any
+    url: str, namespace: str, drawn: random.Random, seed: int, many: Any, sound: Any, record_fault: Any, plain: bool
 ) -> None:
     histories, operations, unknown, copies, lapses = many(8), 0, 0, 0, 0
     for number in range(histories):
-        history = History(url, f"{namespace}-{number}", drawn)
+        history = History(url, f"{namespace}-{number}", drawn, plain)
         history.run()
         assert linearizable(history.operations), (seed, sorted(history.operations, key=lambda one: one.called))
         with Gate(url, namespace=history.namespace) as gate:  # its own went through a proxy that is gone
@@ -170,7 +210,8 @@ def test_histories_of_a_key_are_linearizable_while_the_wire_fails(
         copies += sum(one.copies for one in history.operations)
         lapses += history.lapses
     record_fault(
-        "history of one key, recorded at concurrent clients while the wire fails, checked for linearizability",
+        "history of one key, recorded at concurrent clients while the wire fails, checked for linearizability"
+        + (", plain commands and scripts mixed" if plain else ""),
         histories,
         promises="P1 P2 P4 P5 P6",
         seed=seed,
@@ -182,16 +223,19 @@ def test_histories_of_a_key_are_linearizable_while_the_wire_fails(
 
 
 @pytest.mark.unaudited("scripts were spoilt, and what they wrote with them")
-@pytest.mark.parametrize(("name", "fault"), SPOILT)
+@pytest.mark.parametrize(
+    ("name", "fault", "plain"),
+    [*((*one, False) for one in SPOILT), *(pytest.param(*one, True, marks=MIXED) for one in PLAIN_SPOILT)],
+)
 def test_a_spoilt_script_is_found(
-    name: str, fault: str, url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    name: str, fault: str, plain: bool, url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = Script(name, broken(name, fault))
     spoilt: Callable[[str], Script] = lambda one: changed if one == name else script(one)  # noqa: E731 - a stand-in
     monkeypatch.setattr(calls, "script", spoilt)
     monkeypatch.setattr(claim_calls, "script", spoilt)
     for number in range(100):
-        history = History(url, f"{namespace}-{number}", random.Random(number))
+        history = History(url, f"{namespace}-{number}", random.Random(number), plain)
         history.run()
         if not linearizable(history.operations):
             return
