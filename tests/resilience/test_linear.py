@@ -140,8 +140,14 @@ class History:
                 arguments["plain_claim"] = (*arguments["claim"][:3], arguments["claim"][5])
             elif owner in self.stored:
                 arguments["plain_complete"] = arguments["complete"]
-            if f"plain_{verb}" in arguments and self._send(gate, drawn, f"plain_{verb}", arguments) is not UNKNOWN:
-                return
+            if f"plain_{verb}" in arguments:
+                answer = self._send(gate, drawn, f"plain_{verb}", arguments)
+                if verb == "claim" and answer is not UNKNOWN and answer[0] == "started" and drawn.random() < 0.5:
+                    owner = arguments["claim"][0]  # else another client changes most of these before their end
+                    done = {"plain_complete": (owner, self.fences[owner], *arguments["complete"][2:])}
+                    self._send(gate, drawn, "plain_complete", done)
+                if answer is not UNKNOWN:
+                    return
         self._send(gate, drawn, verb, arguments)
 
     def _build(self, verb: str, us: int, arguments: tuple[Any, ...]) -> Call[Any]:
