@@ -1,19 +1,16 @@
-"""HTTP probes of a worker for an orchestrator: /live and /ready, answered by a thread of their own."""
+"""HTTP answers of a worker, given by other threads: /live and /ready for an orchestrator, /metrics for Prometheus."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
+from idemgate.cli.listener import Answer, answer_problems, listen
 from idemgate.core import keys
 from idemgate.core.clock import monotonic
-from idemgate.errors import InvalidArgument, StoreError
+from idemgate.errors import NotConfigured, StoreError
 from idemgate.gate import Gate
 from idemgate.store.sync import SyncLink
 
@@ -23,9 +20,6 @@ STALLED = 30.0
 """Seconds after which an event loop that did not run, or a worker without a reply to a poll, is reported."""
 STORE_WITHIN = 1.0
 """Seconds in which the store must answer."""
-REQUEST_WITHIN = 5.0
-"""Seconds in which a client must send its request."""
-Facts = Mapping[str, Any]
 
 
 class Probes:
@@ -44,7 +38,15 @@ class Probes:
         self._link: SyncLink | None = None
         self._lock = threading.Lock()  # one check of the store at a time
         self._ran_at = monotonic()
-        self._server = _listen(address, {"/live": self.live, "/ready": self.ready})
+        host, _, port = address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+        self._server = listen(
+            "--probe", host, port,
+            {
+                "/live": lambda: answer_problems(self.live()), "/ready": lambda: answer_problems(self.ready()),
+                "/metrics": self._render_metrics,
+            },
+        )  # fmt: skip
 
     @property
     def port(self) -> int:
@@ -87,6 +89,13 @@ class Probes:
                 problems.append(f"no reply to a poll for {silent:.0f} s")
         return problems if self._store_answers() else [*problems, "the store does not answer"]
 
+    def _render_metrics(self) -> Answer:
+        try:
+            from idemgate.metrics import CONTENT_TYPE, render_process  # late: the extra may be missing
+        except NotConfigured as error:
+            return answer_problems([str(error)], HTTPStatus.NOT_IMPLEMENTED)
+        return Answer(HTTPStatus.OK, CONTENT_TYPE, render_process(self._gate))
+
     def _store_answers(self) -> bool:
         context = self._gate.context
         if not self._lock.acquire(timeout=STORE_WITHIN):
@@ -100,44 +109,3 @@ class Probes:
         finally:
             self._lock.release()
         return True
-
-
-def _listen(address: str, answers: Mapping[str, Callable[[], list[str]]]) -> ThreadingHTTPServer:
-    """Return a server that answers these paths: 200 without problems, else 503 with them."""
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    if not (port.isdecimal() and int(port) < 65536):
-        raise InvalidArgument("--probe", address, "not a port", "Write 8080, or 0.0.0.0:8080")
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = REQUEST_WITHIN
-        server_version, sys_version = "idemgate", ""
-
-        def do_GET(self) -> None:
-            answer = answers.get(self.path.partition("?")[0])
-            problems = None if answer is None else answer()
-            status = HTTPStatus.NOT_FOUND if problems is None else HTTPStatus.OK
-            status = HTTPStatus.SERVICE_UNAVAILABLE if problems else status
-            body = json.dumps({"ok": status == HTTPStatus.OK, "problems": problems or []}).encode() + b"\n"
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET  # noqa: N815
-
-        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - the name of http.server
-
-    class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-        def handle_error(self, request: Any, client_address: Any) -> None: ...  # a client that went away
-
-    try:
-        return Server((host, int(port)), Handler)
-    except OSError as error:
-        raise InvalidArgument(
-            "--probe", address, f"cannot listen there: {error.strerror or error}", "Name another"
-        ) from error

@@ -71,7 +71,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--probe", metavar="[HOST:]PORT",
-        help="answer HTTP probes at /live and /ready: of this machine only, unless a host such as 0.0.0.0 is given",
+        help="answer HTTP at /live, /ready and /metrics: of this machine only, unless a host such as 0.0.0.0 is given",
     )  # fmt: skip
     parser.add_argument(
         "--log", choices=("text", "json"), default="text",

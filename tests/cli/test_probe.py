@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from idemgate import Gate, InvalidArgument
 from idemgate.cli import main, probe
 from idemgate.cli.probe import Probes
+from idemgate.metrics import GateCollector
 from tests import cluster
-from tests.waiting import wait_until
+from tests.waiting import eventually, wait_until
 
 SHOP = """
 from idemgate import Gate
@@ -40,6 +43,13 @@ def ask(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, Any]:
             return error.code, json.load(error)
 
 
+def read(port: int, path: str) -> str:
+    """The text of an answer."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
 async def ask_beside(probes: Probes, path: str) -> tuple[int, Any]:
     return await asyncio.to_thread(ask, probes.port, path)
 
@@ -57,10 +67,50 @@ async def test_a_worker_that_runs_is_live_and_ready(gate: Gate, probes: Probes) 
     async with gate.aio.worker():
         assert await ask_beside(probes, "/live") == (200, {"ok": True, "problems": []})
         assert await ask_beside(probes, "/ready?x=1") == (200, {"ok": True, "problems": []})
-        assert (await ask_beside(probes, "/metrics"))[0] == 404
         assert (await ask_beside(probes, "/"))[0] == 404
     with pytest.raises(urllib.error.URLError):
         await ask_beside(probes, "/live")
+
+
+async def test_metrics_are_those_of_the_process(gate: Gate, probes: Probes) -> None:
+    gate.topic("orders").trigger("order-7", 1)
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.acked"])
+        text = await asyncio.to_thread(read, probes.port, "/metrics")
+    assert f'idemgate_process_events_total{{event="worker.acked",namespace="{gate.context.namespace}"}} 1.0' in text
+    assert "idemgate_topic_" not in text
+
+
+async def test_metrics_of_a_gate_that_the_program_registered_are_there_once(gate: Gate, probes: Probes) -> None:
+    collector = GateCollector(gate)
+    REGISTRY.register(collector)
+    try:
+        async with gate.aio.worker():
+            text = await asyncio.to_thread(read, probes.port, "/metrics")
+    finally:
+        REGISTRY.unregister(collector)
+    assert text.count("# TYPE idemgate_process_events_total counter") == 1
+
+
+async def test_without_the_extra_metrics_say_what_to_install(
+    gate: Gate, probes: Probes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "idemgate.metrics")
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    async with gate.aio.worker():
+        status, answer = await ask_beside(probes, "/metrics")
+        assert (await ask_beside(probes, "/live"))[0] == 200
+    assert status == 501
+    assert "pip install '.[metrics]'" in answer["problems"][0]
+
+
+async def test_an_answer_that_raises_is_logged(
+    gate: Gate, probes: Probes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(probes, "live", lambda: 1 / 0)
+    async with gate.aio.worker():
+        assert (await ask_beside(probes, "/live"))[0] == 500
+    assert "http.failed path=/live" in caplog.text
 
 
 async def test_it_is_live_before_it_is_ready(gate: Gate, probes: Probes) -> None:

@@ -609,6 +609,8 @@ RUN_BY = {
     "stored_topics": "topics/registry topics/stats", "dead.list": "topics/dead",
     "status": "topics/registry topics/stats topics/dead topics/peek topics/versions/read guard/inspect presence/list "
     "presence/read",
+    "metrics": "topics/registry topics/stats topics/dead topics/peek topics/versions/read guard/inspect presence/list "
+    "presence/read",
 }  # fmt: skip
 """The scripts of each verb in the table of roles."""
 

@@ -16,6 +16,7 @@ LATER = {
     "tenacity": "by users with a policy or strategy of its",
     "zoneinfo": "with the first recurring trigger",
     "cronsim": "with the first recurring trigger",
+    "prometheus_client": "with `idemgate.metrics`",
     "rich": "by the command line",
     "argparse": "by the command line",
     "idemgate.cli": "by the command line",

@@ -30,11 +30,17 @@ LEVELS = [
     {"default_gate"},
     {"testing"},
     {"operate"},
+    {"metrics"},
     {"cli"},
     {"__init__", "__main__", "types"},
 ]
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
-ONLY_IN = {"redis": {"store"}, "hiredis": {"store"}, "msgpack": {"core", "audit", "topics"}}
+ONLY_IN = {
+    "redis": {"store"},
+    "hiredis": {"store"},
+    "msgpack": {"core", "audit", "topics"},
+    "prometheus_client": {"metrics"},
+}
 KEY_PREFIX = "ig2:"
 KEY_MODULE = "core/keys.py"
 

@@ -24,7 +24,7 @@ def environment(name: str, version: str) -> Path:
 def python(version: str, redis_py: str, parser: str) -> Path:
     """The interpreter of an environment that has what the suite needs. `redis_py`: "8" is the last of the eights."""
     made = environment(f"{version}-{redis_py}-{parser}", version)
-    extras = "cli,cron,embedded" + (",hiredis" if parser == "hiredis" else "")
+    extras = "cli,cron,embedded,metrics" + (",hiredis" if parser == "hiredis" else "")
     redis = f"redis=={redis_py}" + ("" if redis_py.count(".") == 2 else ".*")
     uv("pip", "install", "--quiet", "--python", made, "--editable", f"{ROOT}[{extras}]", redis, *NEEDED)
     return made
