@@ -18,6 +18,7 @@ PACKAGES = {
     "zookeeper": "zookeeper default-jre-headless",
     "pgbouncer": "pgbouncer",
     "luacheck": "lua-check",
+    "prometheus": "prometheus",
 }
 """The Debian packages of each program. `.ci/brokers` installs them."""
 

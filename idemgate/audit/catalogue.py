@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["CATALOGUE", "DATA_KINDS", "RUNNING_KINDS", "SERVER_KINDS", "Kind", "Severity", "link_of"]
+__all__ = ["CATALOGUE", "DATA_KINDS", "RUNNING_KINDS", "SERVER_KINDS", "SNAPSHOT_KINDS", "Kind", "Severity", "link_of"]
 
 Severity = Literal["critical", "warning"]
 
@@ -284,6 +284,12 @@ RUNNING_KINDS: dict[str, Kind] = {
     ),
 }
 """What `idemgate status` finds in topics, keys and processes, besides "changing"."""
+SNAPSHOT_KINDS = (
+    "store", "server", "role", "eviction", "evicted", "memory", "persistence", "disk", "cluster", "clock",
+    "connections", "changing", *RUNNING_KINDS,
+)  # fmt: skip
+"""The kinds that a snapshot shows, and so those of `idemgate status`, of metrics and of alert rules. "store" is that of
+a snapshot that cannot be taken. The others need a scan, a write, or a comparison with a gate."""
 CATALOGUE: dict[str, Kind] = DATA_KINDS | SERVER_KINDS | RUNNING_KINDS
 """All kinds of findings, by name."""
 
