@@ -16,6 +16,8 @@ from idemgate.audit.catalogue import CATALOGUE, SNAPSHOT_KINDS, link_of
 FOLDER = Path(__file__).parents[1] / "docs" / "monitoring"
 INTERVAL = "10s"
 """How often Prometheus evaluates the rules. Processes report as often."""
+BRIDGED = "30s"
+"""A finding that is absent for less is the same alert: a message that fails each time is no finding while it runs."""
 
 
 def main() -> None:
@@ -56,7 +58,7 @@ def alert_rules() -> str:
         "    rules:",
     ]
     for kind in SNAPSHOT_KINDS:
-        found = f'idemgate_findings{{finding="{kind}"}}'
+        found = f'max_over_time(idemgate_findings{{finding="{kind}"}}[{BRIDGED}])'
         lines += _rule(
             alert_name(kind),
             # Without the labels of the exporter: two of them, or a new one, are no other alert.
@@ -66,7 +68,7 @@ def alert_rules() -> str:
         )
     lines += _rule(
         "IdemgateMetricsMissing",
-        "absent(idemgate_up)",
+        f"absent_over_time(idemgate_up[{BRIDGED}])",
         {"severity": "critical"},
         {
             "summary": "no exporter of idemgate answers: nothing is known of any namespace",

@@ -82,7 +82,7 @@ def listen(option: str, host: str, port: str, answers: Mapping[str, Callable[[],
 
 def _answer(answers: Mapping[str, Callable[[], Answer]], path: str) -> Answer:
     if path not in answers:
-        return answer_problems([f"only {', '.join(answers)} are here"], HTTPStatus.NOT_FOUND)
+        return answer_problems([f"there is only {', '.join(answers)}"], HTTPStatus.NOT_FOUND)
     try:
         return answers[path]()
     except Exception:

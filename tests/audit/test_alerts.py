@@ -177,23 +177,44 @@ def scene(name: str, there: Snapshot | None, fires: dict[str, list[dict[str, Any
     return {"name": name, "interval": "10s", "input_series": series, "alert_rule_test": expected}
 
 
+def end_scene() -> dict[str, Any]:
+    """A finding that is absent for a scrape or two is the same alert, which ends 30 s after the finding."""
+    made = scene("ends", PLANTED["topic-paused"], {})
+    [series] = [one for one in made["input_series"] if one["series"].startswith("idemgate_findings")]
+    rule = made["alert_rule_test"][0] | {"alertname": "IdemgateTopicPaused"}
+    alert = {"exp_labels": labels_without_empty("topic-paused"), "exp_annotations": annotations("topic-paused")}
+    return made | {
+        "input_series": [series | {"values": "_ 1 _ _ 1"}],
+        "alert_rule_test": [rule | {"eval_time": f"{n}s", "exp_alerts": [alert]} for n in (20, 30, 60)]
+        + [rule | {"eval_time": "80s", "exp_alerts": []}],
+    }
+
+
+def labels_without_empty(kind: str) -> dict[str, str]:
+    return {name: value for name, value in labels_of(kind).items() if value}
+
+
+def annotations(kind: str) -> dict[str, str]:
+    labels = labels_of(kind)
+    return {
+        "summary": monitoring.summary(kind, labels["topic"] or labels["scope"]),
+        "description": monitoring.description(kind, "shop"),
+        "page": link_of(kind),
+    }
+
+
 def test_each_finding_fires_its_alert_alone_within_30_s(promtool: str, tmp_path: Path) -> None:
     """A case for each kind, and for a snapshot that nearly has it."""
     tests = list[dict[str, Any]]()
     for kind, there in PLANTED.items():
-        labels = {name: value for name, value in labels_of(kind).items() if value}
-        annotations = {
-            "summary": monitoring.summary(kind, labels.get("topic") or labels.get("scope") or ""),
-            "description": monitoring.description(kind, "shop"),
-            "page": link_of(kind),
-        }
-        alert = {"exp_labels": labels, "exp_annotations": annotations}
+        alert = {"exp_labels": labels_without_empty(kind), "exp_annotations": annotations(kind)}
         tests.append(scene(kind, there, {monitoring.alert_name(kind): [alert]}))
     for kind, cases in CASES.items():
         near = cases[0][1]
         if not findings(near):
             tests.append(scene(f"nearly {kind}", near, {}))
     assert len(tests) > len(PLANTED) + 10
+    tests.append(end_scene())
     missing = {"exp_labels": {"severity": "critical"}, "exp_annotations": dict(re.findall(
         r'(\w+): "(.*)"', RULES.partition("MetricsMissing\n")[2].partition("annotations:")[2]
     ))}  # fmt: skip

@@ -40,7 +40,7 @@ Values = dict[tuple[str, ...], float]
 
 
 def parsed(text: bytes) -> dict[str, Values]:
-    """The numbers of an exposition, by name and by the values of all labels except the namespace, as they are declared."""
+    """The numbers of an exposition by name, and by the values of the labels as declared, without the namespace."""
     found: dict[str, Values] = {}
     for family in text_string_to_metric_families(text.decode()):
         for one in family.samples:
