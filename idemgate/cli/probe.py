@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 
 from idemgate.cli.listener import Answer, answer_problems, listen
@@ -44,7 +44,7 @@ class Probes:
             "--probe", host, port,
             {
                 "/live": lambda: answer_problems(self.live()), "/ready": lambda: answer_problems(self.ready()),
-                "/metrics": self._render_metrics,
+                "/metrics": _metrics_of(gate),
             },
         )  # fmt: skip
 
@@ -89,13 +89,6 @@ class Probes:
                 problems.append(f"no reply to a poll for {silent:.0f} s")
         return problems if self._store_answers() else [*problems, "the store does not answer"]
 
-    def _render_metrics(self) -> Answer:
-        try:
-            from idemgate.metrics import CONTENT_TYPE, render_process  # late: the extra may be missing
-        except NotConfigured as error:
-            return answer_problems([str(error)], HTTPStatus.NOT_IMPLEMENTED)
-        return Answer(HTTPStatus.OK, CONTENT_TYPE, render_process(self._gate))
-
     def _store_answers(self) -> bool:
         context = self._gate.context
         if not self._lock.acquire(timeout=STORE_WITHIN):
@@ -109,3 +102,13 @@ class Probes:
         finally:
             self._lock.release()
         return True
+
+
+def _metrics_of(gate: Gate) -> Callable[[], Answer]:
+    """Return the answer of /metrics. The import is made before the worker starts, because it takes more than 10 ms."""
+    try:
+        from idemgate.metrics import CONTENT_TYPE, render_process
+    except NotConfigured as error:
+        answer = answer_problems([str(error)], HTTPStatus.NOT_IMPLEMENTED)
+        return lambda: answer
+    return lambda: Answer(HTTPStatus.OK, CONTENT_TYPE, render_process(gate))

@@ -92,11 +92,12 @@ async def test_metrics_of_a_gate_that_the_program_registered_are_there_once(gate
     assert text.count("# TYPE idemgate_process_events_total counter") == 1
 
 
-async def test_without_the_extra_metrics_say_what_to_install(
-    gate: Gate, probes: Probes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_the_extra_metrics_say_what_to_install(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "idemgate.metrics")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    gate.topic("orders").handler(lambda delivery: None)
+    probes = Probes(gate, "0")
+    gate.context.lifespans.add(probes.lifespan, first=True)
     async with gate.aio.worker():
         status, answer = await ask_beside(probes, "/metrics")
         assert (await ask_beside(probes, "/live"))[0] == 200
