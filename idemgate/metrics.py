@@ -22,7 +22,7 @@ from idemgate.audit.snapshot import Snapshot, TopicSeen
 from idemgate.core.activity import BOUNDS
 from idemgate.core.clock import monotonic
 from idemgate.core.text import one_line
-from idemgate.errors import IdemgateError, NotConfigured
+from idemgate.errors import IdemgateError, InvalidArgument, NotConfigured
 from idemgate.gate import Gate
 from idemgate.operate.snapshot import take_snapshot
 
@@ -189,9 +189,14 @@ class GateCollector(Collector):
 
     Args:
         gates: The gates, told apart by their namespaces. Numbers of gates with one namespace are added up.
+
+    Raises:
+        InvalidArgument: There is none, or something else is among them.
     """
 
     def __init__(self, *gates: Gate) -> None:
+        if not gates or not all(isinstance(one, Gate) for one in gates):
+            raise InvalidArgument("gates", gates, "no gates", "Pass one or several: GateCollector(gate)")
         self._gates = gates
 
     def collect(self) -> Iterator[Metric]:

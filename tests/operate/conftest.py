@@ -27,6 +27,20 @@ class Ran(NamedTuple):
 Command = Callable[..., Ran]
 
 
+SEARCHES = {"SCAN", "KEYS", "SSCAN", "HSCAN", "ZSCAN"}
+
+
+def sent(raw: Any, act: Callable[[], object]) -> set[str]:
+    """The commands that the server gets while `act` runs, of all clients."""
+    with raw.monitor() as monitor:
+        act()
+        raw.echo("the end")
+        commands = set[str]()
+        while "ECHO" not in commands:
+            commands.add(monitor.next_command()["command"].split(" ", 1)[0].upper())
+    return commands
+
+
 @pytest.fixture
 def command(url: str, namespace: str, capsys: pytest.CaptureFixture[str]) -> Command:
     """`command("topic", "ls", as_user=url)` runs `idemgate topic ls` on the namespace of this test."""

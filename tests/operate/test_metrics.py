@@ -32,7 +32,7 @@ from idemgate.metrics import (
 from idemgate.store.context import Runner, Running
 from idemgate.testing import Clock
 from tests import cluster
-from tests.operate.conftest import Command
+from tests.operate.conftest import SEARCHES, Command, sent
 from tests.presence.conftest import report
 
 METRICS = {**STORE_METRICS, **PROCESS_METRICS}
@@ -159,13 +159,7 @@ def test_a_store_that_is_away_is_the_only_finding_and_is_logged_once(
 def test_a_scrape_searches_for_no_key_and_writes_nothing(filled: Gate, raw: Any, stored: Any, scrape: Any) -> None:
     report(filled)
     before = stored()
-    with raw.monitor() as monitor:
-        scrape()
-        raw.echo("the end")
-        commands = set[str]()
-        while "ECHO" not in commands:
-            commands.add(monitor.next_command()["command"].split(" ", 1)[0].upper())
-    assert commands & {"SCAN", "KEYS", "SSCAN", "HSCAN", "ZSCAN"} == set()
+    assert not sent(raw, scrape) & SEARCHES
     assert stored() == before
 
 
@@ -218,6 +212,12 @@ def test_a_registry_takes_the_gates_of_a_program_together(gate: Gate, url: str, 
             for one in (namespace, f"{namespace}-2")
         }
     assert done == {namespace: 2, f"{namespace}-2": 2}
+
+
+@pytest.mark.parametrize("gates", [(), ("redis://localhost",), (None,)])
+def test_only_gates_are_collected(gates: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidArgument, match="GateCollector"):
+        GateCollector(*gates)
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypedDict, assert_type
 from uuid import UUID
 
 import tenacity
+from prometheus_client import REGISTRY
 
 import idemgate
 from idemgate import (
@@ -34,6 +35,7 @@ from idemgate import (
     current,
     union,
 )
+from idemgate.metrics import GateCollector
 from idemgate.subscribers import Expired
 from idemgate.testing import Clock
 from idemgate.types import (
@@ -678,3 +680,6 @@ gate.guard("orders", sink="postgresql:///shop")  # type: ignore[arg-type]  # pyr
 
 composed.with_options(delay="5s", event_id=7).trigger("a")
 composed.with_options(colour="red")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+REGISTRY.register(GateCollector(gate, gate))
+GateCollector("shop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
