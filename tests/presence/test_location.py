@@ -23,7 +23,7 @@ def line_of(function: Any, after: int) -> int:
 
 def wait_inside(started: threading.Event, end: threading.Event) -> None:
     started.set()
-    end.wait(10)
+    end.wait(60)
 
 
 def test_a_thread_is_at_the_innermost_line_of_the_program() -> None:
@@ -87,7 +87,7 @@ async def test_a_task_that_blocks_its_loop_is_at_its_line() -> None:
             looker.join(0.001)
 
     def look(task: object, found: list[str], blocked: threading.Event) -> None:
-        blocked.wait(10)
+        blocked.wait(60)
         found.append(where(task))
 
     found: list[str] = []

@@ -66,5 +66,5 @@ class Zygote:
 
     def close(self) -> None:
         self.orders.close()
-        self.process.wait(10)
+        self.process.wait(60)
         self.out.close()

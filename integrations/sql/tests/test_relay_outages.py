@@ -107,7 +107,7 @@ async def test_the_connections_of_a_pool_are_lost(gate: Gate, postgres: Postgres
     rows = Rows(psycopg.Inbox(url), gate, seed)
     rows.inbox.create_tables()
     await rows.commit(20)
-    with ConnectionPool(url, min_size=4, max_size=4, open=True, timeout=10) as pool:
+    with ConnectionPool(url, min_size=4, max_size=4, open=True, timeout=60) as pool:
         async with running(psycopg.Inbox(pool).relay(gate, batch=BATCH, poll="20ms")):
             await rows.relay_in_part()
             await asyncio.to_thread(postgres.restart)

@@ -119,7 +119,7 @@ async def test_an_async_function_that_opens_connections(gate: Gate, postgres_url
 async def test_a_relay_on_a_pool_of_one_connection(gate: Gate, postgres_url: str) -> None:
     # Given a pool of one connection, whose session has a time-out of its own
     topic = gate.topic("t", merge="append")
-    with ConnectionPool(postgres_url, min_size=1, max_size=1, timeout=5, open=True) as pool:
+    with ConnectionPool(postgres_url, min_size=1, max_size=1, timeout=60, open=True) as pool:
         inbox = psycopg.Inbox(pool)
         inbox.create_tables()
         with pool.connection() as connection:

