@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from idemgate.audit.catalogue import CATALOGUE, Severity, link_of
 
-__all__ = ["Finding", "Report", "quote_argument"]
+__all__ = ["Finding", "Report", "finding_as_facts", "quote_argument"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,15 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.severity} {self.kind}: {self.key}: {self.what}"
+
+
+def finding_as_facts(finding: Finding) -> dict[str, Any]:
+    """Return a finding as values of JSON."""
+    return {
+        "id": finding.kind, "severity": finding.severity, "of": finding.of, "key": finding.key, "where": finding.where,
+        "what": finding.what, "since": finding.since and finding.since.isoformat(), "numbers": dict(finding.numbers),
+        "cause": finding.cause, "advice": finding.advice, "mend": finding.mend, "link": finding.link,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

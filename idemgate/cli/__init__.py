@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn, cast
 
-from idemgate.cli import acl, demo, doctor, metrics, run, server, status, verbs
+from idemgate.cli import acl, demo, doctor, metrics, run, server, status, ui, verbs
 from idemgate.core.text import one_line
 from idemgate.errors import IdemgateError, InvalidArgument, NotConfigured
 
@@ -62,7 +62,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"idemgate {version('idemgate-redis')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (status, metrics, verbs, acl, demo, doctor, run, server):
+    for command in (status, metrics, verbs, ui, acl, demo, doctor, run, server):
         command.add_to(commands)
     return parser
 

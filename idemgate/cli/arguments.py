@@ -6,11 +6,27 @@ import argparse
 import math
 import os
 import textwrap
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
-from idemgate.core.durations import milliseconds
 from idemgate.errors import InvalidArgument, NotConfigured
+from idemgate.operate.arguments import parse_count, parse_seconds
 
-__all__ = ["HelpFormatter", "add_namespace", "add_url", "count", "duration", "factor", "span", "url_of"]
+__all__ = [
+    "HelpFormatter",
+    "add_namespace",
+    "add_url",
+    "argument_type",
+    "count",
+    "duration",
+    "factor",
+    "span",
+    "split_address",
+    "url_of",
+]  # fmt: skip
+
+T = TypeVar("T")
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
@@ -33,22 +49,36 @@ def add_namespace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--namespace", "-n", metavar="NAME", default=default, help=about)
 
 
-def duration(text: str) -> float:
-    """Parse a duration in seconds, such as "30", "500ms" or "1h30m"; "0" is rejected."""
-    return _seconds(text, zero=False)
+def split_address(option: str, address: str) -> tuple[str, int]:
+    """Return the host and the port of `PORT`, `HOST:PORT` or `[HOST]:PORT`. Without a host it is this machine's.
+
+    Raises:
+        InvalidArgument: it is none of them.
+    """
+    host, _, port = address.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and int(port) < 65536):
+        raise InvalidArgument(option, address, "not a port", "Write 8080, or 0.0.0.0:8080")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
-def span(text: str) -> float:
-    """Parse a duration in seconds; "0" is allowed."""
-    return _seconds(text, zero=True)
+def argument_type(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a type for argparse: a function that raises InvalidArgument."""
+
+    def parse_argument(text: str) -> T:
+        try:
+            return parse(text)
+        except InvalidArgument as error:
+            raise argparse.ArgumentTypeError(f"{text!r:.100} {error.problem}. {error.fix}") from None
+
+    return parse_argument
 
 
-def _seconds(text: str, *, zero: bool) -> float:
-    number = _number(text)
-    try:
-        return milliseconds(text if number is None else number, "TIME", zero=zero) / 1000
-    except InvalidArgument as error:
-        raise argparse.ArgumentTypeError(f"{text!r} {error.problem}. {error.fix}") from None
+duration = argument_type(partial(parse_seconds, name="TIME"))
+"""Parse a duration in seconds, such as "30", "500ms" or "1h30m"; "0" is rejected."""
+span = argument_type(partial(parse_seconds, name="TIME", zero=True))
+"""Parse a duration in seconds; "0" is allowed."""
+count = argument_type(partial(parse_count, name="N"))
+"""Parse a whole number of at least 1."""
 
 
 def factor(text: str) -> float:
@@ -59,13 +89,6 @@ def factor(text: str) -> float:
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a positive number nor max")
     return number
-
-
-def count(text: str) -> int:
-    """Parse a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _number(text: str) -> float | None:

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
+from idemgate.cli.arguments import split_address
 from idemgate.core.text import event_log
 from idemgate.errors import InvalidArgument
 
@@ -34,21 +35,18 @@ def answer_problems(problems: list[str], status: HTTPStatus = HTTPStatus.SERVICE
     return Answer(status if problems else HTTPStatus.OK, "application/json", body)
 
 
-def listen(option: str, host: str, port: str, answers: Mapping[str, Callable[[], Answer]]) -> ThreadingHTTPServer:
+def listen(option: str, address: str, answers: Mapping[str, Callable[[], Answer]]) -> ThreadingHTTPServer:
     """Return a server that answers these paths, and others with 404. Its `serve_forever` has to be called.
 
     Args:
         option: the option of the command line that named the address, for messages.
-        host: where it listens.
-        port: the port; "0" means a free one.
+        address: where it listens: `PORT`, `HOST:PORT` or `[HOST]:PORT`. Port 0 means a free one.
         answers: the function for each path. Any thread calls it.
 
     Raises:
         InvalidArgument: the address is invalid, or another program has the port.
     """
-    address = f"{host}:{port}"
-    if not (port.isascii() and port.isdecimal() and int(port) < 65536):
-        raise InvalidArgument(option, address, "not a port", "Write 8080, or 0.0.0.0:8080")
+    host, port = split_address(option, address)
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_WITHIN
@@ -73,7 +71,7 @@ def listen(option: str, host: str, port: str, answers: Mapping[str, Callable[[],
         def handle_error(self, request: Any, client_address: Any) -> None: ...  # a client that went away
 
     try:
-        return Server((host, int(port)), Handler)
+        return Server((host, port), Handler)
     except OSError as error:
         raise InvalidArgument(
             option, address, f"cannot listen there: {error.strerror or error}", "Name another"

@@ -32,8 +32,9 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     add_url(parser)
     add_namespace(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine only)")
-    parser.add_argument("--port", default=PORT, help=f"port; 0 takes a free one (default: {PORT})")
+    parser.add_argument(
+        "--listen", metavar="[HOST:]PORT", default=PORT, help=f"where to listen (default: 127.0.0.1:{PORT})"
+    )
     parser.set_defaults(command=export)
 
 
@@ -51,7 +52,7 @@ def export(options: argparse.Namespace) -> int:
         _ = gate.context.endpoint  # an invalid URL ends it now
         collector = StoreCollector(gate)
         answers = {"/metrics": lambda: Answer(HTTPStatus.OK, CONTENT_TYPE, render_store(collector))}
-        with listen("--port", options.host, options.port, answers) as server:
+        with listen("--listen", options.listen, answers) as server:
             host, port = str(server.server_address[0]), server.server_address[1]
             print(f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics", flush=True)
             threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True, name="idemgate-metrics").start()

@@ -38,10 +38,8 @@ class Probes:
         self._link: SyncLink | None = None
         self._lock = threading.Lock()  # one check of the store at a time
         self._ran_at = monotonic()
-        host, _, port = address.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
         self._server = listen(
-            "--probe", host, port,
+            "--probe", address,
             {
                 "/live": lambda: answer_problems(self.live()), "/ready": lambda: answer_problems(self.ready()),
                 "/metrics": _metrics_of(gate),

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, TextIO, cast
 
 from idemgate.core.text import one_line
+from idemgate.operate.values import STORED, to_json
 from idemgate.operate.verb import Answer
 
 __all__ = ["show_answer"]
@@ -20,19 +21,15 @@ def show_answer(answer: Answer, namespace: str, *, as_json: bool = False, to: Te
     out = to or sys.stdout
     if isinstance(answer, Iterator):
         for row in answer:
-            print(json.dumps(row, default=_to_json), file=out)
+            print(json.dumps(row, default=to_json), file=out)
     elif as_json:
-        print(json.dumps(answer, indent=2, default=_to_json), file=out)
+        print(json.dumps(answer, indent=2, default=to_json), file=out)
     elif isinstance(answer, Mapping):
         _show_facts(answer, out)
     elif answer:
         _show_rows(answer, out)
     else:
         print(f"nothing found in namespace {namespace!r} (--namespace names another)", file=out)
-
-
-def _to_json(value: object) -> object:
-    return value.isoformat() if isinstance(value, datetime) else repr(value)
 
 
 def _show_facts(facts: Mapping[str, Any], out: TextIO) -> None:
@@ -67,8 +64,6 @@ def _show_rows(rows: Sequence[Mapping[str, Any]], out: TextIO) -> None:
 
 _NARROWEST = 20
 """The least width to which the last column is cut."""
-_STORED = ("payload", "value", "checkpoint")
-"""The facts that hold values of users, which are shown as JSON."""
 
 
 def _title(name: str) -> str:
@@ -81,7 +76,7 @@ def _text(name: str, value: object) -> str:
         return "-"
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M:%S}Z"
-    if name in _STORED and not isinstance(value, str):
+    if name in STORED and not isinstance(value, str):
         return one_line(json.dumps(value, ensure_ascii=False))
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -12,7 +12,7 @@ from datetime import timedelta
 from itertools import groupby
 from typing import Any
 
-from idemgate.audit.findings import Finding
+from idemgate.audit.findings import Finding, finding_as_facts
 from idemgate.audit.running import command_line, findings
 from idemgate.audit.snapshot import Snapshot, TopicSeen, snapshot_as_facts
 from idemgate.cli.arguments import HelpFormatter, add_namespace, add_url, duration, url_of
@@ -76,7 +76,8 @@ def _show_once(gate: Gate, options: argparse.Namespace) -> int:
     found = [one for one in findings(snapshot) if options.only is None or _is_about(one, options.only)]
     complete = _completer(options)
     if options.json:
-        facts = {"findings": [_as_facts(one, complete) for one in found], "snapshot": snapshot_as_facts(snapshot)}
+        completed = [finding_as_facts(one) | {"mend": complete(one.mend)} for one in found]
+        facts = {"findings": completed, "snapshot": snapshot_as_facts(snapshot)}
         print(json.dumps(facts, indent=2))
     else:
         _show(snapshot, found, complete, options.only)
@@ -110,14 +111,6 @@ def _completer(options: argparse.Namespace) -> Callable[[str], str]:
     if options.namespace != (os.environ.get("IDEMGATE_NAMESPACE") or "default"):
         words += ["--namespace", options.namespace]
     return lambda mend: f"{mend} {command_line(*words)}" if words and mend.startswith("idemgate ") else mend
-
-
-def _as_facts(finding: Finding, complete: Callable[[str], str]) -> dict[str, Any]:
-    return {
-        "id": finding.kind, "severity": finding.severity, "of": finding.of, "key": finding.key, "where": finding.where,
-        "what": finding.what, "since": finding.since and finding.since.isoformat(), "numbers": dict(finding.numbers),
-        "cause": finding.cause, "advice": finding.advice, "mend": complete(finding.mend), "link": finding.link,
-    }  # fmt: skip
 
 
 # -- text -------------------------------------------------------------------------------------------------------------

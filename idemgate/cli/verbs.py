@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import json
 import socket
 import sys
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from idemgate.cli.arguments import add_namespace, add_url, count, duration, url_of
+from idemgate.cli.arguments import add_namespace, add_url, argument_type, url_of
 from idemgate.cli.showing import show_answer
 from idemgate.core.text import one_line
 from idemgate.gate import Gate
 from idemgate.operate.acts import describe_act, perform
+from idemgate.operate.arguments import parse_text
 from idemgate.operate.table import NOUNS, VERBS
 from idemgate.operate.verb import Answer, Given, Kind, Lines, Parameter, Verb
 from idemgate.worker.logs import configure_logs
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "who_runs"]
 
 
 def add_to(commands: Any) -> None:
@@ -56,28 +55,9 @@ def _add_parameter(parser: argparse.ArgumentParser, parameter: Parameter) -> Non
         parser.add_argument(name, action="store_true", help=parameter.about)
         return
     words: dict[str, Any] = dict(_NUMBERS.get(parameter.kind, {}))
-    if (convert := _CONVERTERS.get(parameter.kind)) is not None:
-        words["type"] = convert
+    words["type"] = _lines if parameter.kind == "lines" else argument_type(partial(parse_text, parameter))
     shown = _METAVARS.get(parameter.kind, parameter.name.upper())
     parser.add_argument(name, metavar=shown, help=parameter.about, **words)
-
-
-def _time(text: str) -> datetime:
-    """Parse a time with an offset, such as 2026-12-24T18:00Z."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 2026-12-24T18:00Z") from None
-    if found.tzinfo is None:
-        raise argparse.ArgumentTypeError(f"{text!r} has no offset. Add Z for UTC, or +01:00")
-    return found
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r:.100} is not JSON: {error}. A text needs quotes: '\"x\"'") from None
 
 
 def _lines(text: str) -> Lines:
@@ -90,9 +70,6 @@ def _lines(text: str) -> Lines:
 
 
 _NUMBERS: Mapping[Kind, Mapping[str, Any]] = {"texts": {"nargs": "*"}, "lines": {"nargs": "?", "default": "-"}}
-_CONVERTERS: Mapping[Kind, Callable[[str], Any]] = {
-    "count": count, "number": int, "seconds": duration, "time": _time, "json": _json, "lines": _lines,
-}  # fmt: skip
 _METAVARS: Mapping[Kind, str] = {
     "count": "N",
     "number": "N",
@@ -113,7 +90,7 @@ def _run(verb: Verb, options: argparse.Namespace) -> int:
         else:
             if verb.changes:
                 configure_logs("info")
-            answer = perform(gate, verb, given, who=_who(), why=getattr(options, "why", ""))
+            answer = perform(gate, verb, given, who=who_runs(), why=getattr(options, "why", ""))
         show_answer(answer, gate.namespace, as_json=options.json)
     return 0
 
@@ -122,8 +99,9 @@ def _confirm(verb: Verb, gate: Gate, given: Given) -> bool:
     """Show what would change, and ask. Return True if the answer is yes. Nobody can be asked without a terminal."""
     assert verb.look is not None
     if not sys.stdin.isatty():
-        command = f"idemgate {verb.noun} {verb.name}"
-        print(f"{command} loses data or runs work again. Look with --dry-run, then add --yes", file=sys.stderr)
+        print(
+            f"idemgate {verb.title} loses data or runs work again. Look with --dry-run, then add --yes", file=sys.stderr
+        )
         return False
     show_answer(verb.look(gate, given), gate.namespace, to=sys.stderr)
     print(f"idemgate {one_line(describe_act(verb, given))}? Type yes: ", end="", file=sys.stderr, flush=True)
@@ -133,7 +111,7 @@ def _confirm(verb: Verb, gate: Gate, given: Given) -> bool:
     return False
 
 
-def _who() -> str:
+def who_runs() -> str:
     """Return the user and the host, as the list of acts names them."""
     try:
         user = getpass.getuser()

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from datetime import datetime
 from typing import Any
 
 from idemgate.core.codec import Codec
 from idemgate.errors import DecodeError
 from idemgate.topics.dead_letters import DeadLetter
 
-__all__ = ["export_payload", "show_value"]
+__all__ = ["STORED", "export_payload", "show_value", "to_json"]
+
+STORED = ("payload", "value", "checkpoint")
+"""The facts that hold values of users."""
+
+
+def to_json(value: object) -> object:
+    """Return a value that JSON does not know in the form that answers have there: the `default` of `json.dumps`."""
+    return value.isoformat() if isinstance(value, datetime) else repr(value)
 
 
 def show_value(holder: object, name: str) -> Any:

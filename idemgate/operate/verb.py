@@ -70,3 +70,13 @@ class Verb:
     def changes(self) -> bool:
         """True if it changes what the store holds."""
         return self.look is not None
+
+    @property
+    def title(self) -> str:
+        """Its noun and its name, as on the command line."""
+        return f"{self.noun} {self.name}"
+
+    @property
+    def subject(self) -> str | None:
+        """The parameter that names what it is about: the last required text."""
+        return next((one.name for one in reversed(self.parameters) if one.required and one.kind == "text"), None)

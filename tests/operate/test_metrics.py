@@ -224,9 +224,9 @@ def test_only_gates_are_collected(gates: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def exporter(url: str, namespace: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def exporter(url: str, namespace: str, address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command as a process, and the address that it prints."""
-    line = [sys.executable, "-m", "idemgate", "metrics", "--url", url, "-n", namespace, "--port", "0", *words]
+    line = [sys.executable, "-m", "idemgate", "metrics", "--url", url, "-n", namespace, "--listen", address]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -235,9 +235,9 @@ def exporter(url: str, namespace: str, *words: str) -> Iterator[tuple[subprocess
             process.kill()
 
 
-@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
-def test_the_command_answers_until_a_signal(filled: Gate, url: str, namespace: str, host: str, shown: str) -> None:
-    with exporter(url, namespace, "--host", host) as (process, address):
+@pytest.mark.parametrize(("listen", "shown"), [("0", "127.0.0.1"), ("[::1]:0", "[::1]")])
+def test_the_command_answers_until_a_signal(filled: Gate, url: str, namespace: str, listen: str, shown: str) -> None:
+    with exporter(url, namespace, listen) as (process, address):
         assert address.startswith(f"http://{shown}:")
         with urllib.request.urlopen(address, timeout=60) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")
@@ -251,11 +251,10 @@ def test_the_command_answers_until_a_signal(filled: Gate, url: str, namespace: s
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
-    [(("--port", "x"), "not a port"), (("--port", "70000"), "not a port"), (("--host", "256.0.0.1"), "listen")],
+    ("address", "error"), [("x", "not a port"), ("70000", "not a port"), ("256.0.0.1:0", "cannot listen")]
 )
-def test_an_address_that_is_none_is_refused(command: Command, words: tuple[str, ...], error: str) -> None:
-    ran = command("metrics", *words)
+def test_an_address_that_is_none_is_refused(command: Command, address: str, error: str) -> None:
+    ran = command("metrics", "--listen", address)
     assert (ran.code, error in ran.err) == (2, True), ran.err
 
 

@@ -18,6 +18,8 @@ LATER = {
     "cronsim": "with the first recurring trigger",
     "prometheus_client": "with `idemgate.metrics`",
     "rich": "by the command line",
+    "starlette": "by the page",
+    "uvicorn": "by `idemgate ui`",
     "argparse": "by the command line",
     "idemgate.cli": "by the command line",
     "idemgate.testing": "by tests",

@@ -31,6 +31,7 @@ LEVELS = [
     {"testing"},
     {"operate"},
     {"metrics"},
+    {"ui"},
     {"cli"},
     {"__init__", "__main__", "types"},
 ]
