@@ -19,6 +19,7 @@ PACKAGES = {
     "pgbouncer": "pgbouncer",
     "luacheck": "lua-check",
     "prometheus": "prometheus",
+    "chromium": "chromium fonts-dejavu-core",
 }
 """The Debian packages of each program. `.ci/brokers` installs them."""
 
