@@ -18,8 +18,6 @@ from idemgate.worker.logs import configure_logs
 
 __all__ = ["add_to"]
 
-GRACE = 5
-"""Seconds that running requests get to end."""
 DESCRIPTION = """\
 Serve the page for operators until Ctrl-C or SIGTERM: what is wrong, topics, dead letters, keys, processes, and all
 commands. Without --tokens only this machine reaches it, and all its users may do what the access list of the store
@@ -50,10 +48,9 @@ def add_to(commands: Any) -> None:
 def serve(options: argparse.Namespace) -> int:
     """Serve the page; return 0 after a signal."""
     try:
-        import uvicorn
-
         from idemgate.ui import Access, app
         from idemgate.ui.access import everyone, read_tokens
+        from idemgate.ui.server import serve_until_signal
         from idemgate.ui.shield import LOCAL
     except ModuleNotFoundError as error:
         raise NotConfigured(f"the page needs the extra `ui` ({error}): pip install '.[ui]'") from None
@@ -68,11 +65,7 @@ def serve(options: argparse.Namespace) -> int:
         # Its own line says where, also for port 0. The page needs no websocket and no lifespan.
         print(f"http://{_bracket(host)}:{listening.getsockname()[1]}/", flush=True)
         print("Ctrl-C ends it", file=sys.stderr)
-        config = uvicorn.Config(
-            page, log_config=None, access_log=False, server_header=False, proxy_headers=False, lifespan="off",
-            ws="none", timeout_graceful_shutdown=GRACE,
-        )  # fmt: skip
-        uvicorn.Server(config).run([listening])  # it raises the signal again when it has stopped; `watching` notes it
+        serve_until_signal(page, listening)  # it raises the signal again when it has stopped; `watching` notes it
     return 0
 
 

@@ -86,7 +86,6 @@ class _Api:
         self._access = access
         self._format = format
         self._snapshots = _Snapshots(gate)
-        self._may_change: bool | None = None
 
     async def list_verbs(self, request: Request) -> Response:
         """Answer who asks, and what the table of verbs holds for them."""
@@ -101,7 +100,7 @@ class _Api:
         """Answer the newest snapshot, or 304 if nothing but its time changed."""
         await self._check(request)
         body, etag = await run_in_threadpool(self._snapshots.get)
-        headers = {"ETag": etag, "Cache-Control": "no-cache"}
+        headers = {"ETag": etag} | _NO_STORE
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)
         return Response(body, headers=headers, media_type="application/json")
@@ -146,17 +145,11 @@ class _Api:
 
     def _ask_may_change(self) -> bool:
         """Return False if the access list of the gate's user refuses to record acts, without which nothing changes."""
-        if self._may_change is None:
-            acts = keys.acts(self._gate.namespace)
-            try:
-                self._gate.context.link.command("LTRIM", acts, 0, -1)  # changes nothing
-            except StoreError as error:
-                if not is_refused(error):
-                    return True
-                self._may_change = False
-            else:
-                self._may_change = True
-        return self._may_change
+        try:
+            self._gate.context.link.command("LTRIM", keys.acts(self._gate.namespace), 0, -1)  # changes nothing
+        except StoreError as error:
+            return not is_refused(error)
+        return True
 
 
 class _Snapshots:

@@ -9,7 +9,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ starlette = pytest.importorskip("starlette", reason="the extra `ui` is not insta
 from starlette.applications import Starlette  # noqa: E402
 from starlette.routing import Mount  # noqa: E402
 
-from idemgate import Gate  # noqa: E402
+from idemgate import Gate, Trigger  # noqa: E402
 from idemgate.errors import InvalidArgument  # noqa: E402
 from idemgate.operate.arguments import parse_given, read_command  # noqa: E402
 from idemgate.operate.table import VERBS  # noqa: E402
@@ -32,6 +34,7 @@ from idemgate.ui.access import read_tokens  # noqa: E402
 from tests.for_each import for_each  # noqa: E402
 from tests.operate.conftest import Command  # noqa: E402
 from tests.operate.test_verbs import CHANGES, HELD, READS, Case, acts, words_of  # noqa: E402
+from tests.waiting import wait_until  # noqa: E402
 
 MAY_ALL = Access("ann@example.com", "all")
 CSRF = {"x-idemgate": "1"}
@@ -503,6 +506,37 @@ def test_the_command_serves_the_page_until_a_signal(gate: Gate, url: str, namesp
         _, logged = process.communicate(timeout=30)
     assert (process.returncode, "operate.act" in logged) == (0, True)
     assert re.match(r".+@.+", acts(gate)[0]["who"])
+
+
+def test_a_signal_interrupts_a_redrive_that_the_same_command_goes_on_with(
+    gate: Gate, url: str, namespace: str, page: Open
+) -> None:
+    # Given a redrive that would take a minute
+    topic = gate.topic("jobs")
+    topic.trigger_many([Trigger(f"k{n}", n) for n in range(60)])
+    for delivery in topic.take(60):
+        topic.bury(delivery, reason="why")
+    words = [sys.executable, "-m", "idemgate", "ui", "--url", url, "--namespace", namespace, "--listen", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        asked = {"json": {"arguments": {"topic": "jobs", "all": True, "rate": "1/1s"}}, "headers": CSRF}
+        sender = threading.Thread(target=_post, args=(f"{address}api/verb/dead/redrive", asked))
+        sender.start()
+        wait_until(lambda: topic.stats().dead < 60)
+        # When the server gets a signal, Then it ends in time
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        sender.join(30)
+    left = topic.stats().dead
+    assert 0 < left < 60
+    # And the same command moves the rest
+    assert page().do("dead redrive jobs --all").json()["redriven"] == left
+
+
+def _post(address: str, asked: dict[str, Any]) -> None:
+    with suppress(httpx.HTTPError):
+        httpx.post(address, trust_env=False, timeout=60, **asked)
 
 
 def test_the_command_refuses_to_be_open_to_all(command: Command, tmp_path: Path) -> None:

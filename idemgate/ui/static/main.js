@@ -8,6 +8,7 @@ import { plain } from "./text.js";
 import { hashOf } from "./view.js";
 
 const EVERY = 2000; // ms
+const RARELY = 10_000; // ms: for screens that read much
 const KEPT = 150; // samples of each topic: five minutes
 const RATE_OVER = 10_000; // ms
 const SECTIONS = { now: "Now", dead: "Dead letters", key: "Keys", processes: "Processes", audit: "Audit", commands: "Commands" };
@@ -42,7 +43,10 @@ const app = {
   note(problem) {
     if (problem.status === 401 || (problem.status === 403 && problem.kind === "ServerRejected")) start();
   },
-  refresh: () => poll(),
+  refresh() {
+    read = -Infinity;
+    poll();
+  },
   draw,
   samples: (topic) => history.get(topic)?.rates ?? [],
   rates: (topic) => history.get(topic)?.rates.at(-1) ?? { in: null, out: null },
@@ -69,6 +73,7 @@ function follow() {
   app.problem = null;
   app.form = null;
   draw();
+  read = -Infinity;
   document.querySelector("h1")?.focus();
   poll();
 }
@@ -99,6 +104,7 @@ function sample(snapshot) {
 
 let timer = 0;
 let polling = 0; // the number of the newest poll: an older one is not drawn
+let read = -Infinity; // when what the screen shows beside the snapshot was read
 
 async function poll() {
   clearTimeout(timer);
@@ -107,10 +113,15 @@ async function poll() {
   try {
     app.snapshot = await readSnapshot();
     sample(app.snapshot);
-    const parts = Object.entries(SCREENS_BY_NAME[screen].load?.(app, names, options) ?? {});
-    const found = await Promise.all(parts.map(([, part]) => part));
     if (mine !== polling) return;
-    app.data = Object.fromEntries(parts.map(([name], n) => [name, found[n]]));
+    const { load, rarely } = SCREENS_BY_NAME[screen];
+    if (load && performance.now() - read >= (rarely ? RARELY : 0)) {
+      const parts = Object.entries(load(app, names, options));
+      const found = await Promise.all(parts.map(([, part]) => part));
+      if (mine !== polling) return;
+      app.data = Object.fromEntries(parts.map(([name], n) => [name, found[n]]));
+      read = performance.now();
+    }
     app.problem = null;
   } catch (problem) {
     if (mine !== polling) return;

@@ -21,6 +21,9 @@ import {
 const SHOWN = 3; // findings of a kind; the others are behind a summary
 const MOST_LETTERS = 1000; // of which the screen of dead letters makes groups
 
+// The answer of a verb that reads; null if it is not allowed.
+const read = (app, name, given) => (app.verbs.get(name).allowed ? ask(app.verbs.get(name), given) : null);
+
 // -- what is wrong ----------------------------------------------------------------------------------------------------
 
 export function findings(app, only = null) {
@@ -116,8 +119,8 @@ const TOPIC_VERBS = ["pause", "resume", "flush", "trigger", "peek", "cancel", "b
 const topic = {
   title: ([name]) => name,
   load: (app, [name]) => ({
-    facts: ask(app.verbs.get("topic show"), { topic: name }),
-    work: ask(app.verbs.get("worker ls"), { of: name }),
+    facts: read(app, "topic show", { topic: name }),
+    work: read(app, "worker ls", { of: name }),
   }),
   draw(app, [name], _, { facts, work }) {
     const row = app.snapshot.topics.find((one) => one.topic === name);
@@ -218,9 +221,10 @@ function filtersOf(app, options) {
 }
 
 const dead = {
+  rarely: true,
   title: ([name]) => (name ? `Dead letters of ${name}` : "Dead letters"),
   load: (app, [name], options) =>
-    name ? { letters: ask(app.verbs.get("dead ls"), { topic: name, limit: MOST_LETTERS, ...filtersOf(app, options) }) } : {},
+    name ? { letters: read(app, "dead ls", { topic: name, limit: MOST_LETTERS, ...filtersOf(app, options) }) } : {},
   draw(app, [name], options, { letters }) {
     const dying = app.snapshot.topics.filter((one) => one.dead || one.topic === name);
     const filters = filtersOf(app, options);
@@ -307,7 +311,7 @@ function groupsOf(app, name, letters, window) {
 const key = {
   title: (_, options) => (options.key ? `Key ${options.key}` : "Keys"),
   load: (app, _, { key: name, scope, values }) =>
-    name ? { facts: ask(app.verbs.get("key show"), { key: name, ...(scope && { scope }), ...(values && { values: true }) }) } : {},
+    name ? { facts: read(app, "key show", { key: name, ...(scope && { scope }), ...(values && { values: true }) }) } : {},
   draw(app, _, options, { facts }) {
     const find = (event) => {
       event.preventDefault();
@@ -355,7 +359,7 @@ function keyOf(app, facts) {
 
 const processes = {
   title: ({ length }, { of, key: name }) => (of || name ? `Processes of ${of || name}` : "Processes"),
-  load: (app, _, { of, key: name }) => ({ work: ask(app.verbs.get("worker ls"), { ...(of && { of }), ...(name && { key: name }) }) }),
+  load: (app, _, { of, key: name }) => ({ work: read(app, "worker ls", { ...(of && { of }), ...(name && { key: name }) }) }),
   draw(app, _, options, { work }) {
     if (!work) return nothing;
     return html`
@@ -384,15 +388,16 @@ const processes = {
 
 const process = {
   title: ([name]) => name,
-  load: (app, [name]) => ({ facts: ask(app.verbs.get("worker show"), { process: name }) }),
+  load: (app, [name]) => ({ facts: read(app, "worker show", { process: name }) }),
   draw: (_, __, ___, { facts }) => (facts ? answerOf(facts) : nothing),
 };
 
 // -- the others -------------------------------------------------------------------------------------------------------
 
 const audit = {
+  rarely: true,
   title: () => "Audit",
-  load: (app) => ({ acts: ask(app.verbs.get("act ls"), { limit: 200 }) }),
+  load: (app) => ({ acts: read(app, "act ls", { limit: 200 }) }),
   draw(app, _, __, { acts }) {
     if (!acts) return nothing;
     if (!acts.length) return html`<p>No operator changed anything.</p>`;

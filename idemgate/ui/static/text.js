@@ -31,7 +31,7 @@ export function span(seconds) {
 }
 
 // The bound of a bucket: null is above the largest one.
-export const bound = (seconds) => (seconds === null ? "> 300 s" : `≤ ${span(seconds)}`);
+export const bound = (seconds) => (seconds === null ? "> 300 s" : seconds < 1 ? `≤ ${seconds * 1000} ms` : `≤ ${seconds} s`);
 
 export const quantiles = (found) => (found ? `${bound(found.p50)} · ${bound(found.p99)}` : "–");
 

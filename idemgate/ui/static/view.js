@@ -20,6 +20,8 @@ export function shown(name, value) {
     return html`<code class="value">${plain(typeof value === "string" ? value : JSON.stringify(value))}</code>`;
   }
   if (!isKnown(value)) return "–";
+  if (name === "topic") return topicLink(value);
+  if (name === "process") return processLink(value);
   if (isTime(value)) return html`<time datetime=${value}>${time(value)}</time>`;
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value === "number") {
