@@ -445,6 +445,44 @@ def test_what_strangers_chose_is_text(gate: Gate, see: Callable[..., Seen]) -> N
     seen.wrong[:] = [one for one in seen.wrong if "TrustedHTML" not in one]
 
 
+@pytest.mark.slow
+def test_a_page_of_another_site_reads_and_changes_nothing(
+    filled: Gate, stored: Any, browser: Any, address: Callable[..., str]
+) -> None:
+    before, mine = stored(), address()
+    with browser.new_context() as context:
+        tab = context.new_page()
+        tab.route("http://evil.test/", lambda route: route.fulfill(content_type="text/html", body="<p>evil"))
+        tab.goto("http://evil.test/")
+        statuses = list[int]()
+        tab.on("response", lambda answer: statuses.append(answer.status) if answer.url.startswith(mine) else None)
+        said = tab.evaluate(
+            """async (mine) => {
+                const json = '{"arguments": {"topic": "jobs"}}';
+                const headers = { "x-idemgate": "1", "content-type": "application/json" };
+                const tries = [
+                    fetch(`${mine}api/snapshot`),
+                    fetch(`${mine}api/verb/topic/pause`, { method: "POST", headers, body: json }),
+                    fetch(`${mine}api/verb/topic/pause`, { method: "POST", mode: "no-cors", body: json }),
+                ];
+                return Promise.all(tries.map((one) => one.then((answer) => answer.type, (error) => error.name)));
+            }""",
+            mine,
+        )
+        assert said[:2] == ["TypeError", "TypeError"]  # they may not be read, or even sent
+        # A form, which needs no permission of the other site
+        form = f"<form method=post enctype=text/plain action='{mine}api/verb/topic/pause'><input name=x></form>"
+        tab.evaluate("(form) => { document.body.innerHTML = form; document.forms[0].submit() }", form)
+        expect(tab.locator("body")).to_contain_text("another site")
+        assert {*statuses} <= {403, 404, 405}
+        # Nor a frame
+        tab.goto("http://evil.test/")
+        tab.evaluate("(mine) => { document.body.innerHTML = `<iframe src=${mine}></iframe>` }", mine)
+        tab.wait_for_timeout(500)
+        assert all("Now" not in one.content() for one in tab.frames)
+    assert stored() == before
+
+
 # -- for all who read -------------------------------------------------------------------------------------------------
 
 PATHS = ["now", "topic/jobs", "dead/jobs?window=all", "key?key=runs&values=1", "processes", "audit", "commands"]

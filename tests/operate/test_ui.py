@@ -24,6 +24,7 @@ from starlette.applications import Starlette  # noqa: E402
 from starlette.routing import Mount  # noqa: E402
 
 from idemgate import Gate, Trigger  # noqa: E402
+from idemgate.core.activity import TopicTimes  # noqa: E402
 from idemgate.errors import InvalidArgument  # noqa: E402
 from idemgate.operate.arguments import parse_given, read_command  # noqa: E402
 from idemgate.operate.table import VERBS  # noqa: E402
@@ -33,6 +34,7 @@ from idemgate.ui import Access, app  # noqa: E402
 from idemgate.ui.access import read_tokens  # noqa: E402
 from tests.for_each import for_each  # noqa: E402
 from tests.operate.conftest import Command  # noqa: E402
+from tests.operate.test_status import serve  # noqa: E402
 from tests.operate.test_verbs import CHANGES, HELD, READS, Case, acts, words_of  # noqa: E402
 from tests.waiting import wait_until  # noqa: E402
 
@@ -237,6 +239,31 @@ def test_all_who_ask_within_a_second_share_a_snapshot(page: Open, gate: Gate, mo
     # A change on the page is seen at once
     assert mine.do("topic pause jobs").status_code == 200
     assert mine.ask("GET", "/api/snapshot").json()["topics"][0]["state"] == "paused"
+
+
+def test_a_topic_is_described_in_words_and_by_its_handlers(page: Open, gate: Gate) -> None:
+    for name in ("idle", "late", "limited", "scheduled", "unserved"):
+        gate.topic(name, concurrency=1).trigger_many([Trigger("a"), Trigger("b")] if name != "scheduled" else [])
+    gate.topic("scheduled").trigger("a", delay="1h")
+    for name in ("idle", "limited"):
+        gate.topic(name).take(1)
+    gate.topic("limited").trigger("c")
+    gate.topic("idle").delete(discard=True)
+    gate.topic("idle").open()
+    # Given a hundred handlers of 20 ms, one of 2 s, and two of ten minutes
+    times = gate.context.activity.topics.setdefault("late", TopicTimes())
+    for seconds, n in ((0.02, 100), (2.0, 1), (600.0, 2)):
+        for _ in range(n):
+            times.handling.add(seconds)
+    serve(gate, "late", places=7)
+    rows = {one["topic"]: one for one in page().ask("GET", "/api/snapshot").json()["topics"]}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "idle": "idle", "late": "waiting", "limited": "at its limit: 1 of 1", "scheduled": "scheduled",
+        "unserved": "no process takes",
+    }  # fmt: skip
+    late = rows["late"]
+    assert (late["handling"], late["lateness"]) == ({"p50": 0.03, "p99": None}, None)
+    assert (late["busy"], late["places"], [*late["versions"].values()]) == (0, 7, [1])
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -544,3 +571,9 @@ def test_the_command_refuses_to_be_open_to_all(command: Command, tmp_path: Path)
     assert (open_to_all.code, "Give --tokens FILE" in open_to_all.err) == (2, True)
     assert "cannot be read" in command("ui", "--tokens", str(tmp_path / "none")).err
     assert "not a port" in command("ui", "--listen", "localhost").err
+
+
+def test_the_command_names_the_extra_that_it_needs(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "idemgate.ui", None)  # type: ignore[arg-type]
+    without = command("ui")
+    assert (without.code, "pip install '.[ui]'" in without.err) == (2, True)
