@@ -245,7 +245,7 @@ def test_a_change_on_the_page(filled: Gate, see: Callable[..., Seen]) -> None:
     use(seen, Mouse, ("topic", "pause", "jobs", "--reason", "outage"), "a reason")
     assert filled.topic("jobs").stats().paused.reason == "outage"
     tab = seen.go("topic/jobs")
-    expect(tab.locator(".lead")).to_contain_text(re.compile("paused, since 20.* UTC, by .*: “outage”"))
+    expect(tab.locator(".lead")).to_contain_text(re.compile("paused, since 20.* UTC, by\\s+.*: “outage”"))
 
 
 # -- screens ----------------------------------------------------------------------------------------------------------

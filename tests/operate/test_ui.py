@@ -535,6 +535,7 @@ def test_the_command_serves_the_page_until_a_signal(gate: Gate, url: str, namesp
     assert re.match(r".+@.+", acts(gate)[0]["who"])
 
 
+@pytest.mark.slow
 def test_a_signal_interrupts_a_redrive_that_the_same_command_goes_on_with(
     gate: Gate, url: str, namespace: str, page: Open
 ) -> None:

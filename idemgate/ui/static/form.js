@@ -24,46 +24,68 @@ export function form(app) {
           <button type="button" class="close" aria-label="Close" @click=${() => app.close()}>✕</button>
         </header>
         <p class="about">${sentence(verb.about)}</p>
-        ${done || looked ? nothing : html`<fieldset ?disabled=${open.busy}>${verb.parameters.map((one) => field(app, one))}</fieldset>`}
+        ${
+          done || looked
+            ? nothing
+            : html`<fieldset ?disabled=${open.busy}>${verb.parameters.map((one) => field(app, one))}</fieldset>`
+        }
         <p>${command(verb, open.given)}</p>
         ${open.problem ? html`<p class="problem" role="alert">${plain(open.problem)}</p>` : nothing}
-        ${looked && !open.problem
-          ? html`<section aria-label="What would change"><h3>This is there now</h3>${answerOf(open.answer)}</section>`
-          : nothing}
+        ${
+          looked && !open.problem
+            ? html`<section aria-label="What would change">
+                <h3>This is there now</h3>
+                ${answerOf(open.answer)}
+              </section>`
+            : nothing
+        }
         ${done ? html`<section role="status" aria-label="Result">${answerOf(open.answer)}</section>` : nothing}
-        ${verb.changes && looked
-          ? html`
-              <label>
-                <span>Why <span class="quiet">for the list of acts</span></span>
-                <input name="why" autocomplete="off" .value=${open.why} @input=${(event) => (open.why = event.target.value)} />
-              </label>
-            `
-          : nothing}
-        ${verb.loses && looked
-          ? html`
-              <label>
-                <span>Type <strong>${plain(open.given[verb.subject] ?? "")}</strong> to confirm</span>
-                <input
-                  name="confirm"
-                  autocomplete="off"
-                  .value=${open.confirm}
-                  @input=${(event) => {
-                    open.confirm = event.target.value;
-                    app.draw();
-                  }}
-                />
-              </label>
-            `
-          : nothing}
+        ${
+          verb.changes && looked
+            ? html`
+                <label>
+                  <span>Why <span class="quiet">for the list of acts</span></span>
+                  <input
+                    name="why"
+                    autocomplete="off"
+                    .value=${open.why}
+                    @input=${(event) => (open.why = event.target.value)}
+                  />
+                </label>
+              `
+            : nothing
+        }
+        ${
+          verb.loses && looked
+            ? html`
+                <label>
+                  <span>Type <strong>${plain(open.given[verb.subject] ?? "")}</strong> to confirm</span>
+                  <input
+                    name="confirm"
+                    autocomplete="off"
+                    .value=${open.confirm}
+                    @input=${(event) => {
+                      open.confirm = event.target.value;
+                      app.draw();
+                    }}
+                  />
+                </label>
+              `
+            : nothing
+        }
         <footer>
-          ${looked && verb.changes
-            ? html`<button type="button" @click=${() => back(app)}>Back</button>`
-            : html`<button type="button" @click=${() => app.close()}>Close</button>`}
-          ${done
-            ? nothing
-            : html`<button class="primary ${verb.loses ? "danger" : ""}" ?disabled=${open.busy || needs}>
-                ${open.busy ? "…" : verb.changes ? (looked ? labelOf(verb.name) : "Look first") : "Show"}
-              </button>`}
+          ${
+            looked && verb.changes
+              ? html`<button type="button" @click=${() => back(app)}>Back</button>`
+              : html`<button type="button" @click=${() => app.close()}>Close</button>`
+          }
+          ${
+            done
+              ? nothing
+              : html`<button class="primary ${verb.loses ? "danger" : ""}" ?disabled=${open.busy || needs}>
+                  ${open.busy ? "…" : verb.changes ? (looked ? labelOf(verb.name) : "Look first") : "Show"}
+                </button>`
+          }
         </footer>
       </form>
     </dialog>
@@ -82,24 +104,37 @@ function field(app, { name, about, kind, required }) {
   };
   if (kind === "flag") {
     return html`<label class="flag">
-      <input type="checkbox" name=${name} .checked=${!!open.given[name]} @change=${(event) => set(event.target.checked)} />
+      <input
+        type="checkbox"
+        name=${name}
+        .checked=${!!open.given[name]}
+        @change=${(event) => set(event.target.checked)}
+      />
       <span>${title(name)} <span class="quiet">${about}</span></span>
     </label>`;
   }
   const label = html`<span>${title(name)} <span class="quiet">${about}${HINTS[kind] ?? ""}</span></span>`;
   const must = required && kind !== "texts";
   if (kind === "lines") {
-    return html`<label>${label}
-      <input type="file" name=${name} required @change=${async (event) => set((await event.target.files[0]?.text()) ?? "")} />
+    return html`<label
+      >${label}
+      <input
+        type="file"
+        name=${name}
+        required
+        @change=${async (event) => set((await event.target.files[0]?.text()) ?? "")}
+      />
     </label>`;
   }
   if (kind === "texts") {
     const lines = (event) => set(event.target.value.split("\n").filter((one) => one.trim()));
-    return html`<label>${label}
+    return html`<label
+      >${label}
       <textarea name=${name} rows="2" .value=${(open.given[name] ?? []).join("\n")} @change=${lines}></textarea>
     </label>`;
   }
-  return html`<label>${label}
+  return html`<label
+    >${label}
     <input
       name=${name}
       autocomplete="off"

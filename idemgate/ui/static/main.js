@@ -11,7 +11,14 @@ const EVERY = 2000; // ms
 const RARELY = 10_000; // ms: for screens that read much
 const KEPT = 150; // samples of each topic: five minutes
 const RATE_OVER = 10_000; // ms
-const SECTIONS = { now: "Now", dead: "Dead letters", key: "Keys", processes: "Processes", audit: "Audit", commands: "Commands" };
+const SECTIONS = {
+  now: "Now",
+  dead: "Dead letters",
+  key: "Keys",
+  processes: "Processes",
+  audit: "Audit",
+  commands: "Commands",
+};
 const OF_SECTION = { topic: "now", process: "processes" };
 const root = document.getElementById("page");
 
@@ -22,6 +29,7 @@ const app = {
   data: {},
   problem: null,
   form: null,
+  opened: new Set(), // what the user opened on this screen
 
   // Open the form of a verb with these arguments.
   open(verb, given) {
@@ -72,6 +80,7 @@ function follow() {
   app.data = {};
   app.problem = null;
   app.form = null;
+  app.opened.clear();
   draw();
   read = -Infinity;
   document.querySelector("h1")?.focus();
@@ -164,17 +173,18 @@ function page() {
   const heading = plain(shown.title(names, options));
   document.title = `${heading} · ${plain(app.session.namespace)} · idemgate`;
   const section = OF_SECTION[screen] ?? screen;
+  const changes = app.session.verbs.some((one) => one.changes && one.allowed);
   return html`
     <header class="top">
       <span class="name">idemgate <span class="quiet">${plain(app.session.namespace)}</span></span>
       <nav aria-label="Screens">
         ${Object.entries(SECTIONS).map(
-          ([name, text]) => html`<a href=${hashOf([name])} aria-current=${name === section ? "page" : "false"}>${text}</a>`,
+          ([name, text]) =>
+            html`<a href=${hashOf([name])} aria-current=${name === section ? "page" : "false"}>${text}</a>`,
         )}
       </nav>
       <span class="who">
-        ${plain(app.session.who)}
-        ${app.session.verbs.some((one) => one.changes && one.allowed) ? nothing : html`<strong class="badge">read only</strong>`}
+        ${plain(app.session.who)} ${changes ? nothing : html`<strong class="badge">read only</strong>`}
       </span>
     </header>
     <main>

@@ -30,13 +30,19 @@ export function findings(app, only = null) {
   const found = app.snapshot.findings.filter((one) => only === null || one.of === only);
   if (!found.length) return only === null ? html`<p class="fine">Nothing is wrong.</p>` : nothing;
   const kinds = [...new Set(found.map((one) => one.id))].map((id) => found.filter((one) => one.id === id));
-  const list = (some) => html`<ul class="findings">${some.map((one) => finding(app, one))}</ul>`;
+  const list = (some) =>
+    html`<ul class="findings">
+      ${some.map((one) => finding(app, one))}
+    </ul>`;
   return html`<section aria-label="What is wrong">
     ${kinds.map((some) =>
       some.length <= SHOWN
         ? list(some)
         : html`${list(some.slice(0, SHOWN))}
-            <details><summary>${count(some.length - SHOWN)} more of ${some[0].id}</summary>${list(some.slice(SHOWN))}</details>`,
+            <details>
+              <summary>${count(some.length - SHOWN)} more of ${some[0].id}</summary>
+              ${list(some.slice(SHOWN))}
+            </details>`,
     )}
   </section>`;
 }
@@ -47,9 +53,9 @@ function finding(app, one) {
     <li class=${one.severity}>
       <div>
         <span class="severity">${one.severity}</span>
-        ${names.length ? html`<strong>${names.map(plain).join(" · ")}</strong>: ` : nothing}${plain(one.what)}${one.since
-          ? html`, for ${span((nowOf(app.snapshot) - Date.parse(one.since)) / 1000)}`
-          : nothing}.
+        ${names.length ? html`<strong>${names.map(plain).join(" · ")}</strong>: ` : nothing}${plain(one.what)}${
+          one.since ? html`, for ${span((nowOf(app.snapshot) - Date.parse(one.since)) / 1000)}` : nothing
+        }.
         <details>
           <summary>Why</summary>
           <p>Likely cause: ${one.cause}.</p>
@@ -95,7 +101,11 @@ const now = {
       ["oldest", (row) => age(app, row.oldest_due), "number"],
       ["in flight", (row) => count(row.in_flight), "number"],
       ["scheduled", (row) => count(row.scheduled), "number"],
-      ["dead", (row) => (row.dead ? html`<a href=${hashOf(["dead", row.topic])}>${count(row.dead)}</a>` : "0"), "number"],
+      [
+        "dead",
+        (row) => (row.dead ? html`<a href=${hashOf(["dead", row.topic])}>${count(row.dead)}</a>` : "0"),
+        "number",
+      ],
       ["handler p50 · p99", (row) => quantiles(row.handling), "number"],
       ["places", (row) => (row.places ? `${row.busy} of ${row.places}` : "–"), "number"],
       ["processes", (row) => versions(row.versions)],
@@ -114,7 +124,20 @@ const versions = (found) =>
 
 // -- a topic ----------------------------------------------------------------------------------------------------------
 
-const TOPIC_VERBS = ["pause", "resume", "flush", "trigger", "peek", "cancel", "bury", "move", "versions", "reset-version", "reshard", "delete"];
+const TOPIC_VERBS = [
+  "pause",
+  "resume",
+  "flush",
+  "trigger",
+  "peek",
+  "cancel",
+  "bury",
+  "move",
+  "versions",
+  "reset-version",
+  "reshard",
+  "delete",
+];
 
 const topic = {
   title: ([name]) => name,
@@ -126,15 +149,18 @@ const topic = {
     const row = app.snapshot.topics.find((one) => one.topic === name);
     if (!row) return html`<p>The store holds no topic of this name.</p>`;
     const limits = [
-      row.concurrency === null ? null : `${row.in_flight} of ${plural(row.concurrency, "delivery").replace("ys", "ies")} in flight`,
+      row.concurrency === null ? null : `${row.in_flight} of ${plural(row.concurrency, "delivery")} in flight`,
       row.rate === null ? null : `at most ${row.rate}/s`,
     ].filter(Boolean);
     const paused = row.paused;
     return html`
       <p class="lead">
-        ${state(row)}${paused
-          ? html`, since ${time(paused.since)}, by ${plain(paused.by)}${paused.reason ? html`: “${plain(paused.reason)}”` : nothing}`
-          : nothing}${limits.length ? `. Limits: ${limits.join(", ")}` : ""}.
+        ${state(row)}${
+          paused
+            ? html`, since ${time(paused.since)}, by
+              ${plain(paused.by)}${paused.reason ? html`: “${plain(paused.reason)}”` : nothing}`
+            : nothing
+        }${limits.length ? `. Limits: ${limits.join(", ")}` : ""}.
       </p>
       <div class="buttons">
         ${TOPIC_VERBS.filter((one) => one !== (paused ? "pause" : "resume")).map((one) =>
@@ -143,28 +169,59 @@ const topic = {
       </div>
       <dl class="numbers">
         ${["ready", "waiting", "blocked", "scheduled", "in_flight", "dead"].map(
-          (one) => html`<div><dt>${title(one)}</dt><dd>${
-            one === "dead" && row.dead ? html`<a href=${hashOf(["dead", name])}>${count(row.dead)}</a>` : count(row[one])
-          }</dd></div>`,
+          (one) =>
+            html`<div>
+              <dt>${title(one)}</dt>
+              <dd>
+                ${
+                  one === "dead" && row.dead
+                    ? html`<a href=${hashOf(["dead", name])}>${count(row.dead)}</a>`
+                    : count(row[one])
+                }
+              </dd>
+            </div>`,
         )}
-        <div><dt>oldest due</dt><dd>${age(app, row.oldest_due)}</dd></div>
-        <div><dt>in · out</dt><dd>${rate(app.rates(name).in)} · ${rate(app.rates(name).out)}</dd></div>
-        <div><dt>handler p50 · p99</dt><dd>${quantiles(row.handling)}</dd></div>
-        <div><dt>lateness p50 · p99</dt><dd>${quantiles(row.lateness)}</dd></div>
-        <div><dt>places</dt><dd>${row.places ? `${row.busy} of ${row.places}` : "–"}</dd></div>
-        <div><dt>processes</dt><dd>${versions(row.versions)}</dd></div>
+        <div>
+          <dt>oldest due</dt>
+          <dd>${age(app, row.oldest_due)}</dd>
+        </div>
+        <div>
+          <dt>in · out</dt>
+          <dd>${rate(app.rates(name).in)} · ${rate(app.rates(name).out)}</dd>
+        </div>
+        <div>
+          <dt>handler p50 · p99</dt>
+          <dd>${quantiles(row.handling)}</dd>
+        </div>
+        <div>
+          <dt>lateness p50 · p99</dt>
+          <dd>${quantiles(row.lateness)}</dd>
+        </div>
+        <div>
+          <dt>places</dt>
+          <dd>${row.places ? `${row.busy} of ${row.places}` : "–"}</dd>
+        </div>
+        <div>
+          <dt>processes</dt>
+          <dd>${versions(row.versions)}</dd>
+        </div>
       </dl>
-      ${facts?.blocked_groups?.length
-        ? html`<h2>Groups that wait</h2>
-            ${rowsOf("Groups that wait", facts.blocked_groups)}
-            <div class="buttons">${button(app, "group ls", { topic: name }, "All groups")}</div>`
-        : nothing}
+      ${
+        facts?.blocked_groups?.length
+          ? html`<h2>Groups that wait</h2>
+              ${rowsOf("Groups that wait", facts.blocked_groups)}
+              <div class="buttons">${button(app, "group ls", { topic: name }, "All groups")}</div>`
+          : nothing
+      }
       ${work ? workOf(app, work, name) : nothing}
-      ${facts
-        ? html`<details><summary>Policy and counters</summary>
-            ${answerOf({ policy: facts.policy, counters: facts.counters, slots: facts.slots })}
-          </details>`
-        : nothing}
+      ${
+        facts
+          ? html`<details>
+              <summary>Policy and counters</summary>
+              ${answerOf({ policy: facts.policy, counters: facts.counters, slots: facts.slots })}
+            </details>`
+          : nothing
+      }
     `;
   },
 };
@@ -174,42 +231,52 @@ function workOf(app, work, name = null) {
   const pending = (row) => row.next_at && app.snapshot.topics.some((one) => one.topic === row.of);
   return html`
     <h2>Running</h2>
-    ${work.running.length
-      ? table(
-          "Running",
-          [
-            ...(name === null ? [["of", (row) => plain(row.of)]] : []),
-            ["key", (row) => keyLink(row.key)],
-            ["for", (row) => age(app, row.since), "number"],
-            ["process", (row) => processLink(row.process)],
-            ["location", (row) => html`<code>${plain(row.location || "–")}</code>`],
-          ],
-          work.running,
-        )
-      : html`<p>No process reports work.</p>`}
+    ${
+      work.running.length
+        ? table(
+            "Running",
+            [
+              ...(name === null ? [["of", (row) => plain(row.of)]] : []),
+              ["key", (row) => keyLink(row.key)],
+              ["for", (row) => age(app, row.since), "number"],
+              ["process", (row) => processLink(row.process)],
+              ["location", (row) => html`<code>${plain(row.location || "–")}</code>`],
+            ],
+            work.running,
+          )
+        : html`<p>No process reports work.</p>`
+    }
     <h2>Failing</h2>
-    ${work.failures.length
-      ? table(
-          "Failing",
-          [
-            ...(name === null ? [["of", (row) => plain(row.of)]] : []),
-            ["key", (row) => keyLink(row.key)],
-            ["at", (row) => sinceOf(app, row.at), "number"],
-            ["attempt", (row) => shown("attempt", row.attempt), "number"],
-            ["next try", (row) => sinceOf(app, row.next_at), "number"],
-            ["error", (row) => plain(row.error)],
-            ["", (row) => (pending(row) ? button(app, "topic bury", { topic: row.of, key: row.key }) : nothing)],
-          ],
-          work.failures,
-        )
-      : html`<p>No failure was reported lately.</p>`}
+    ${
+      work.failures.length
+        ? table(
+            "Failing",
+            [
+              ...(name === null ? [["of", (row) => plain(row.of)]] : []),
+              ["key", (row) => keyLink(row.key)],
+              ["at", (row) => sinceOf(app, row.at), "number"],
+              ["attempt", (row) => shown("attempt", row.attempt), "number"],
+              ["next try", (row) => sinceOf(app, row.next_at), "number"],
+              ["error", (row) => plain(row.error)],
+              ["", (row) => (pending(row) ? button(app, "topic bury", { topic: row.of, key: row.key }) : nothing)],
+            ],
+            work.failures,
+          )
+        : html`<p>No failure was reported lately.</p>`
+    }
   `;
 }
 
 // -- dead letters -----------------------------------------------------------------------------------------------------
 
-const WINDOWS = { "1h": ["the last hour", 3600], "24h": ["the last 24 hours", 86400], "7d": ["the last 7 days", 604800], all: ["any time", null] };
+const WINDOWS = {
+  "1h": ["the last hour", 3600],
+  "24h": ["the last 24 hours", 86400],
+  "7d": ["the last 7 days", 604800],
+  all: ["any time", null],
+};
 
+const option = (value, selected, text) => html`<option value=${value} ?selected=${selected}>${text}</option>`;
 const windowOf = (options) => (options.window in WINDOWS ? options.window : "24h");
 
 // The filters of the verbs, from the URL.
@@ -235,32 +302,36 @@ const dead = {
     };
     return html`
       <form class="filters" @submit=${(event) => (event.preventDefault(), change(event))}>
-        <label>Topic
+        <label
+          >Topic
           <select name="topic" @change=${change}>
             <option value="" ?selected=${!name}>–</option>
-            ${dying.map((one) => html`<option value=${one.topic} ?selected=${one.topic === name}>${plain(one.topic)} (${count(one.dead)})</option>`)}
+            ${dying.map((one) => option(one.topic, one.topic === name, `${plain(one.topic)} (${count(one.dead)})`))}
           </select>
         </label>
-        <label>Died in
+        <label
+          >Died in
           <select name="window" @change=${change}>
-            ${Object.entries(WINDOWS).map(([id, [text]]) => html`<option value=${id} ?selected=${id === windowOf(options)}>${text}</option>`)}
+            ${Object.entries(WINDOWS).map(([id, [text]]) => option(id, id === windowOf(options), text))}
           </select>
         </label>
         <label>Key <input name="key" placeholder="order-*" .value=${options.key ?? ""} @change=${change} /></label>
         <label>Reason contains <input name="reason" .value=${options.reason ?? ""} @change=${change} /></label>
       </form>
-      ${!name
-        ? html`<p>${dying.length ? "Choose a topic." : "No topic has dead letters."}</p>`
-        : html`
-            <div class="buttons">
-              ${button(app, "dead redrive", { topic: name, ...narrowed }, "Redrive all that match", "primary")}
-              ${button(app, "dead rm", { topic: name, ...narrowed }, "Delete all that match")}
-              ${button(app, "dead export", { topic: name, ...filters }, "Export")}
-              ${button(app, "dead import", { topic: name }, "Import")}
-              ${button(app, "dead ls", { topic: name, ...filters, values: true }, "Show payloads")}
-            </div>
-            ${letters ? groupsOf(app, name, letters, WINDOWS[windowOf(options)][0]) : nothing}
-          `}
+      ${
+        !name
+          ? html`<p>${dying.length ? "Choose a topic." : "No topic has dead letters."}</p>`
+          : html`
+              <div class="buttons">
+                ${button(app, "dead redrive", { topic: name, ...narrowed }, "Redrive all that match", "primary")}
+                ${button(app, "dead rm", { topic: name, ...narrowed }, "Delete all that match")}
+                ${button(app, "dead export", { topic: name, ...filters }, "Export")}
+                ${button(app, "dead import", { topic: name }, "Import")}
+                ${button(app, "dead ls", { topic: name, ...filters, values: true }, "Show payloads")}
+              </div>
+              ${letters ? groupsOf(app, name, letters, WINDOWS[windowOf(options)][0]) : nothing}
+            `
+      }
     `;
   },
 };
@@ -275,13 +346,17 @@ function groupsOf(app, name, letters, window) {
   const sorted = [...groups].sort(([, a], [, b]) => b.length - a.length);
   return html`
     <p>
-      ${letters.length === MOST_LETTERS ? `The newest ${count(MOST_LETTERS)} letters` : plural(letters.length, "letter")}
-      of ${window}, in ${plural(sorted.length, "group")} by error.
+      ${letters.length === MOST_LETTERS ? "The newest " : ""}${plural(letters.length, "letter")} of ${window}, in
+      ${plural(sorted.length, "group")} by error.
     </p>
     ${sorted.map(([kind, found]) => {
       const given = { topic: name, ids: found.map((one) => one.id) };
       return html`
-        <details class="group" ?open=${sorted.length === 1}>
+        <details
+          class="group"
+          .open=${app.opened.has(kind)}
+          @toggle=${(event) => app.opened[event.target.open ? "add" : "delete"](kind)}
+        >
           <summary><span class="amount">${count(found.length)}</span> ${kind || "(no reason)"}</summary>
           <div class="buttons">
             ${button(app, "dead redrive", given, `Redrive ${plural(found.length, "letter")}`)}
@@ -311,7 +386,9 @@ function groupsOf(app, name, letters, window) {
 const key = {
   title: (_, options) => (options.key ? `Key ${options.key}` : "Keys"),
   load: (app, _, { key: name, scope, values }) =>
-    name ? { facts: read(app, "key show", { key: name, ...(scope && { scope }), ...(values && { values: true }) }) } : {},
+    name
+      ? { facts: read(app, "key show", { key: name, ...(scope && { scope }), ...(values && { values: true }) }) }
+      : {},
   draw(app, _, options, { facts }) {
     const find = (event) => {
       event.preventDefault();
@@ -320,8 +397,13 @@ const key = {
     };
     return html`
       <form class="filters" @submit=${find} role="search">
-        <label class="wide">Key <input name="key" autocomplete="off" spellcheck="false" .value=${options.key ?? ""} /></label>
-        <label class="flag"><input type="checkbox" name="values" .checked=${!!options.values} @change=${find} /> Show payloads and results</label>
+        <label class="wide"
+          >Key <input name="key" autocomplete="off" spellcheck="false" .value=${options.key ?? ""}
+        /></label>
+        <label class="flag"
+          ><input type="checkbox" name="values" .checked=${!!options.values} @change=${find} /> Show payloads and
+          results</label
+        >
         <button class="primary">Find</button>
         ${button(app, "held ls", {}, "Find held keys")}
       </form>
@@ -330,10 +412,15 @@ const key = {
   },
 };
 
+const KEY_VERBS = { held: ["resolve", "forget"], in_progress: ["cancel", "forget"] }; // by the state of the record
+const MESSAGE_VERBS = { pending: ["move", "flush", "bury", "cancel"], "in flight": ["cancel"] };
+
 function keyOf(app, facts) {
   if (facts.state === "absent") {
     return html`<p class="lead">Nothing is stored for this key.</p>
-      <p class="quiet">Searched scopes: ${shown("", facts.scopes_searched)}. Searched topics: ${shown("", facts.topics_searched)}.</p>`;
+      <p class="quiet">
+        Searched scopes: ${shown("", facts.scopes_searched)}. Searched topics: ${shown("", facts.topics_searched)}.
+      </p>`;
   }
   const { records, messages, ...others } = facts;
   const ofRecord = (row) => ({ key: facts.key, scope: row.scope });
@@ -343,14 +430,18 @@ function keyOf(app, facts) {
     (row) => html`<span class="buttons">${names(row).map((one) => button(app, `${noun} ${one}`, given(row)))}</span>`,
   ];
   return html`
-    ${records.length
-      ? html`<h2>Guarded</h2>
-          ${rowsOf("Guarded", records, [buttons("key", (row) => (row.state === "held" ? ["resolve", "forget"] : row.state === "in_progress" ? ["cancel", "forget"] : ["forget"]), ofRecord)])}`
-      : nothing}
-    ${messages.length
-      ? html`<h2>Messages</h2>
-          ${rowsOf("Messages", messages.map((row) => ({ ...row })), [buttons("topic", (row) => (row.state === "pending" ? ["move", "flush", "bury", "cancel"] : ["cancel"]), ofMessage)])}`
-      : nothing}
+    ${
+      records.length
+        ? html`<h2>Guarded</h2>
+            ${rowsOf("Guarded", records, [buttons("key", (row) => KEY_VERBS[row.state] ?? ["forget"], ofRecord)])}`
+        : nothing
+    }
+    ${
+      messages.length
+        ? html`<h2>Messages</h2>
+            ${rowsOf("Messages", messages, [buttons("topic", (row) => MESSAGE_VERBS[row.state], ofMessage)])}`
+        : nothing
+    }
     ${answerOf({ ...others, key: null, scopes_searched: null, topics_searched: null })}
   `;
 }
@@ -358,29 +449,33 @@ function keyOf(app, facts) {
 // -- processes --------------------------------------------------------------------------------------------------------
 
 const processes = {
-  title: ({ length }, { of, key: name }) => (of || name ? `Processes of ${of || name}` : "Processes"),
-  load: (app, _, { of, key: name }) => ({ work: read(app, "worker ls", { ...(of && { of }), ...(name && { key: name }) }) }),
+  title: (_, { of, key: name }) => (of || name ? `Processes of ${of || name}` : "Processes"),
+  load: (app, _, { of, key: name }) => ({
+    work: read(app, "worker ls", { ...(of && { of }), ...(name && { key: name }) }),
+  }),
   draw(app, _, options, { work }) {
     if (!work) return nothing;
     return html`
       ${options.of || options.key ? html`<p><a href="#/processes">Show all</a></p>` : nothing}
-      ${work.processes.length
-        ? table(
-            "Processes",
-            [
-              ["process", (row) => processLink(row.process)],
-              ["role", (row) => row.role],
-              ["program", (row) => plain(row.program)],
-              ["version", (row) => plain(row.version)],
-              ["started", (row) => sinceOf(app, row.started_at), "number"],
-              ["busy", (row) => row.busy ?? "–", "number"],
-              ["topics", (row) => row.topics.map((one, n) => html`${n ? ", " : nothing}${topicLink(one)}`)],
-              ["scopes", (row) => shown("scopes", row.scopes)],
-              ["seen", (row) => sinceOf(app, row.seen_at), "number"],
-            ],
-            work.processes,
-          )
-        : html`<p>No process reports here.</p>`}
+      ${
+        work.processes.length
+          ? table(
+              "Processes",
+              [
+                ["process", (row) => processLink(row.process)],
+                ["role", (row) => row.role],
+                ["program", (row) => plain(row.program)],
+                ["version", (row) => plain(row.version)],
+                ["started", (row) => sinceOf(app, row.started_at), "number"],
+                ["busy", (row) => row.busy ?? "–", "number"],
+                ["topics", (row) => row.topics.map((one, n) => html`${n ? ", " : nothing}${topicLink(one)}`)],
+                ["scopes", (row) => shown("scopes", row.scopes)],
+                ["seen", (row) => sinceOf(app, row.seen_at), "number"],
+              ],
+              work.processes,
+            )
+          : html`<p>No process reports here.</p>`
+      }
       ${workOf(app, work)}
     `;
   },
@@ -423,7 +518,13 @@ const commands = {
         <ul class="commands">
           ${app.session.verbs
             .filter((one) => one.noun === noun)
-            .map((one) => html`<li>${button(app, `${noun} ${one.name}`)} <span>${one.allowed ? "" : labelOf(one.name)} ${one.about}</span></li>`)}
+            .map(
+              (one) =>
+                html`<li>
+                  ${button(app, `${noun} ${one.name}`)}
+                  <span>${one.allowed ? "" : labelOf(one.name)} ${one.about}</span>
+                </li>`,
+            )}
         </ul>
       `,
     ),

@@ -3,8 +3,7 @@
 const UNSAFE = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}]/gu;
 
 // Text with control characters and those that change its direction as escapes: they could hide or forge what is shown.
-export const plain = (value) =>
-  String(value).replace(UNSAFE, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
+export const plain = (value) => String(value).replace(UNSAFE, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
 
 export const title = (name) => name.replaceAll("_", " ");
 
@@ -14,7 +13,7 @@ export const labelOf = (name) => LABELS[name] ?? name[0].toUpperCase() + name.sl
 const counts = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 export const count = (n) => counts.format(n);
 
-export const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
+export const plural = (n, noun) => `${count(n)} ${n === 1 ? noun : `${noun}s`.replace(/ys$/, "ies")}`;
 
 export const rate = (n) => (n === null ? "–" : n === 0 ? "0/s" : n < 10 ? `${n.toFixed(1)}/s` : `${count(n)}/s`);
 
@@ -24,14 +23,19 @@ export function span(seconds) {
   if (s < 1) return `${Math.round(s * 1000)} ms`;
   if (s < 60) return `${s < 10 ? s.toFixed(1).replace(/\.0$/, "") : Math.round(s)} s`;
   const whole = Math.round(s);
-  const [days, hours, minutes] = [Math.floor(whole / 86400), Math.floor(whole / 3600) % 24, Math.floor(whole / 60) % 60];
+  const [days, hours, minutes] = [
+    Math.floor(whole / 86400),
+    Math.floor(whole / 3600) % 24,
+    Math.floor(whole / 60) % 60,
+  ];
   if (days) return `${days} d ${hours} h`;
   if (hours) return `${hours} h ${minutes} min`;
   return `${minutes} min ${whole % 60} s`;
 }
 
 // The bound of a bucket: null is above the largest one.
-export const bound = (seconds) => (seconds === null ? "> 300 s" : seconds < 1 ? `≤ ${seconds * 1000} ms` : `≤ ${seconds} s`);
+export const bound = (seconds) =>
+  seconds === null ? "> 300 s" : seconds < 1 ? `≤ ${seconds * 1000} ms` : `≤ ${seconds} s`;
 
 export const quantiles = (found) => (found ? `${bound(found.p50)} · ${bound(found.p99)}` : "–");
 

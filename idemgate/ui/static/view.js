@@ -4,6 +4,7 @@ import { html, nothing, svg } from "./vendor/lit-html.js";
 import { ago, commandOf, count, isTime, labelOf, plain, span, time, title } from "./text.js";
 
 const STORED = ["payload", "value", "checkpoint"]; // stored values of users
+const BUTTONS = html`<span class="hidden">commands</span>`; // the head of a column of buttons
 const NAMES = ["token", "version"]; // numbers that name something
 
 const isRow = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
@@ -42,21 +43,26 @@ export const table = (name, columns, rows, kind = "") => html`
   <div class="scroll" tabindex="0" role="region" aria-label=${name}>
     <table class=${kind}>
       <thead>
-        <tr>${columns.map(([head, , kind]) => html`<th scope="col" class=${kind ?? ""}>${head || html`<span class="hidden">commands</span>`}</th>`)}</tr>
+        <tr>
+          ${columns.map(([head, , kind]) => html`<th scope="col" class=${kind ?? ""}>${head || BUTTONS}</th>`)}
+        </tr>
       </thead>
       <tbody>
         ${rows.map(
-          (row) => html`<tr>${columns.map(([, content, kind]) => html`<td class=${kind ?? ""}>${content(row)}</td>`)}</tr>`,
+          (row) =>
+            html`<tr>
+              ${columns.map(([, content, kind]) => html`<td class=${kind ?? ""}>${content(row)}</td>`)}
+            </tr>`,
         )}
       </tbody>
     </table>
   </div>
 `;
 
-// A table of rows of an answer, without empty columns. `more` are further columns.
+// A table of rows of an answer, without empty columns and empty buckets of durations. `more` are further columns.
 export function rowsOf(name, rows, more = []) {
-  const names = Object.keys(rows[0]).filter((one) =>
-    rows.some((row) => isKnown(row[one]) && !(row[one] === 0 && /^[<>]/.test(one))), // nor empty buckets of durations
+  const names = Object.keys(rows[0]).filter(
+    (one) => rows.some((row) => isKnown(row[one]) && !(row[one] === 0 && /^[<>]/.test(one))),
   );
   const columns = names.map((one) => [
     title(one),
@@ -75,11 +81,21 @@ export function answerOf(answer) {
     <dl>
       ${known
         .filter(([, value]) => !isTable(value))
-        .map(([name, value]) => html`<div><dt>${title(name)}</dt><dd>${shown(name, value)}</dd></div>`)}
+        .map(
+          ([name, value]) =>
+            html`<div>
+              <dt>${title(name)}</dt>
+              <dd>${shown(name, value)}</dd>
+            </div>`,
+        )}
     </dl>
     ${known
       .filter(([, value]) => isTable(value))
-      .map(([name, value]) => html`<h3>${title(name)}</h3>${rowsOf(title(name), value)}`)}
+      .map(
+        ([name, value]) =>
+          html`<h3>${title(name)}</h3>
+            ${rowsOf(title(name), value)}`,
+      )}
   `;
 }
 
@@ -105,7 +121,8 @@ export const topicLink = (name) => link(["topic", name], name);
 export const keyLink = (name) => html`<a href=${hashOf(["key"], { key: name })}>${plain(name)}</a>`;
 export const processLink = (name) => link(["process", name], name);
 
-export const sinceOf = (app, at) => (at ? html`<time datetime=${at} title=${time(at)}>${ago(at, nowOf(app.snapshot))}</time>` : "–");
+export const sinceOf = (app, at) =>
+  at ? html`<time datetime=${at} title=${time(at)}>${ago(at, nowOf(app.snapshot))}</time>` : "–";
 
 // Two lines of rates: what came in (grey) and what ended.
 export function sparkline(samples) {
@@ -113,7 +130,9 @@ export function sparkline(samples) {
   const most = Math.max(...samples.map((one) => Math.max(one.in, one.out)), 1e-9);
   const line = (name) =>
     samples
-      .map((one, n) => `${((n / (samples.length - 1)) * 96 + 2).toFixed(1)},${(20 - (one[name] / most) * 18).toFixed(1)}`)
+      .map(
+        (one, n) => `${((n / (samples.length - 1)) * 96 + 2).toFixed(1)},${(20 - (one[name] / most) * 18).toFixed(1)}`,
+      )
       .join(" ");
   return html`<svg class="spark" viewBox="0 0 100 22" aria-hidden="true" focusable="false">
     ${["in", "out"].map((name) => svg`<polyline class=${name} points=${line(name)} />`)}
