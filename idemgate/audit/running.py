@@ -212,7 +212,7 @@ def _judge_dead_letters(topic: TopicSeen) -> Iterator[Finding]:
     """Yield a finding for each reason of the newest dead letters. The same reason is the same type of exception."""
     by_reason: defaultdict[str, list[int]] = defaultdict(list)
     for number, letter in enumerate(topic.letters):
-        if letter.reason != BURIED_BY_OPERATOR:
+        if not letter.reason.startswith(BURIED_BY_OPERATOR):
             by_reason[_type_of(letter.reason)].append(number)
     for reason, numbers in by_reason.items():
         letters = [topic.letters[number] for number in numbers]

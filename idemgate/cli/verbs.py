@@ -43,7 +43,7 @@ def _add_verb(verbs: Any, verb: Verb) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     if verb.changes:
         parser.add_argument("--dry-run", action="store_true", help="only show what would change")
-        parser.add_argument("--why", metavar="TEXT", default="", help="the reason, for the list of acts")
+        parser.add_argument("--why", metavar="TEXT", default="", help="the reason, which others see")
     if verb.loses:
         parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     parser.set_defaults(command=partial(_run, verb))

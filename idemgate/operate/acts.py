@@ -25,14 +25,14 @@ def perform(gate: Gate, verb: Verb, given: Given, *, who: str, why: str = "") ->
         verb: the verb.
         given: the values of its parameters.
         who: the person or program that asks.
-        why: the reason, if one was given.
+        why: the reason, if one was given. The verb finds it as "why" among its values.
 
     Raises:
         InvalidArgument: a value is invalid.
         StoreError: the store failed. The act may stand in the list all the same.
     """
     if verb.changes:
-        what = describe_act(verb, given)
+        what, given = describe_act(verb, given), {**given, "why": why}
         assert verb.look is not None
         verb.look(gate, given)  # what cannot be done is refused before it stands in the list
         gate.context.link.run(record_call(gate, who, what, why))

@@ -81,11 +81,11 @@ def _group_rows(stats: Stats) -> list[dict[str, Any]]:
 
 def pause_topic(gate: Gate, given: Given) -> Facts:
     """Stop all deliveries of a topic."""
-    return {"topic": given["topic"], "paused": find_topic(gate, given).pause(given["reason"])}
+    return {"topic": given["topic"], "paused": find_topic(gate, given).pause(given["why"] or None)}
 
 
 def _look_pause(gate: Gate, given: Given) -> Facts:
-    pack_pause(given["reason"])  # raises for a reason that is too long
+    pack_pause(given.get("why") or None)  # raises for a reason that is too long
     return show_topic(gate, given)
 
 
@@ -180,7 +180,8 @@ def cancel_message(gate: Gate, given: Given) -> Facts:
 
 def bury_message(gate: Gate, given: Given) -> Facts:
     """Move the pending message of a key to the dead letters."""
-    topic, reason = find_topic(gate, given), given["reason"] or BURIED_BY_OPERATOR
+    topic, why = find_topic(gate, given), given["why"]
+    reason = f"{BURIED_BY_OPERATOR}: {why}" if why else BURIED_BY_OPERATOR
     outcome = topic.bury(given["key"], group=_group_of(gate, topic, given), reason=reason)
     return {"topic": given["topic"], "key": given["key"], "outcome": outcome}
 
@@ -265,10 +266,7 @@ TOPIC_VERBS = (
         (Parameter("active", "only those that hold a message or dead letter, are paused or change", "flag"),),
     ),
     Verb("topic", "show", "show the numbers, the policy and the counters of a topic", show_topic, (_TOPIC,)),
-    Verb(
-        "topic", "pause", "stop all deliveries of a topic", pause_topic,
-        (_TOPIC, Parameter("reason", "why: shown to others, and logged by workers")), _look_pause,
-    ),
+    Verb("topic", "pause", "stop all deliveries of a topic", pause_topic, (_TOPIC,), _look_pause),
     Verb("topic", "resume", "end the pause of a topic", resume_topic, (_TOPIC,), show_topic),
     Verb(
         "topic", "flush", "make pending messages due now: all of a topic, or that of one key", flush_topic,
@@ -292,9 +290,7 @@ TOPIC_VERBS = (
     ),
     Verb(
         "topic", "bury", "move the pending message of a key to the dead letters; a delivery that runs is not touched",
-        bury_message,
-        (_TOPIC, _KEY, _GROUP, Parameter("reason", "the reason that `dead ls` shows (default: buried by an operator)")),
-        _look_message,
+        bury_message, (_TOPIC, _KEY, _GROUP), _look_message,
     ),
     Verb(
         "topic", "move", "move the pending message of a key to another time", move_message,

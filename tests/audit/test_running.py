@@ -174,7 +174,7 @@ CASES: dict[str, list[Case]] = {
         (snapshot(topic(dead=1, letters=(DEAD,))), snapshot(topic(dead=1))),
         (
             snapshot(topic(dead=1, letters=(DEAD,))),
-            snapshot(topic(dead=1, letters=(replace(DEAD, reason=BURIED_BY_OPERATOR),))),
+            snapshot(topic(dead=1, letters=(replace(DEAD, reason=f"{BURIED_BY_OPERATOR}: poison"),))),
         ),
     ],
     "payload-refused": [(refused(599), refused(601))],

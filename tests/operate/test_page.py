@@ -242,7 +242,7 @@ def test_a_change_on_the_page(filled: Gate, see: Callable[..., Seen]) -> None:
     expect(tab.get_by_role("dialog")).to_have_count(0)
     expect(pause).to_be_focused()
     # By the mouse
-    use(seen, Mouse, ("topic", "pause", "jobs", "--reason", "outage"), "a reason")
+    use(seen, Mouse, ("topic", "pause", "jobs"), "outage")
     assert filled.topic("jobs").stats().paused.reason == "outage"
     tab = seen.go("topic/jobs")
     expect(tab.locator(".lead")).to_contain_text(re.compile("paused, since 20.* UTC, by\\s+.*: “outage”"))
@@ -594,7 +594,7 @@ def test_a_live_system_is_seen_and_steered(
         expect(row).to_contain_text(re.compile("of 64"))
         # A worker that is killed is missed when its report has expired, and the other goes on
         workers[0].kill()
-        use(seen, Mouse, ("topic", "pause", "mails", "--reason", "the provider is down"), "an outage")
+        use(seen, Mouse, ("topic", "pause", "mails"), "the provider is down")
         tab = seen.go("now")
         expect(tab.locator("tr", has_text="mails")).to_contain_text("paused")
         expect(tab.locator("tr", has_text="mails")).to_contain_text("1 \N{MULTIPLICATION SIGN} ", timeout=60_000)

@@ -60,7 +60,7 @@ CHANGES = [
     case("key resolve held --again", lambda gate: gate.claim("held").state == "started", resolved=True),
     case("key cancel runs", lambda gate: gate.inspect("runs").state == "in_progress", asked=True),
     case("topic pause jobs", lambda gate: stats(gate).paused, paused=True),
-    case("topic pause jobs --reason outage", lambda gate: stats(gate).paused.reason == "outage", paused=True),
+    case("topic pause jobs", lambda gate: stats(gate).paused.reason == "a reason", paused=True),
     case("topic resume jobs", lambda gate: not stats(gate).paused, resumed=False),
     case("topic flush jobs", lambda gate: stats(gate).ready == 2, moved=2),
     case("topic flush jobs --key grouped", lambda gate: stats(gate).ready == 1, moved=1),
@@ -71,7 +71,9 @@ CHANGES = [
     ),
     case("topic cancel jobs grouped", lambda gate: pending(gate, "grouped", "g") is None, outcome="cancelled"),
     case(
-        "topic bury jobs waits --reason poison", lambda gate: dead(gate, "waits").reason == "poison", outcome="buried"
+        "topic bury jobs waits",
+        lambda gate: dead(gate, "waits").reason == "buried by an operator: a reason",
+        outcome="buried",
     ),
     case(
         "topic move jobs waits --at 2099-01-01T00:00Z",
@@ -244,7 +246,7 @@ def test_only_the_newest_acts_are_kept(command: Command, gate: Gate, monkeypatch
 
 REFUSED = {
     "topic pause nothing": "no such topic in the store. There are: empty, jobs",
-    f"topic pause jobs --reason {'x' * 501}": "a text of 501 characters",
+    f"topic pause jobs --why {'x' * 501}": "a text of 501 characters",
     "topic flush nothing": "no such topic",
     "topic delete nothing --yes": "no such topic",
     "topic reshard nothing 4": "no such topic",
@@ -370,7 +372,7 @@ def test_names_are_escaped_in_text(command: Command, gate: Gate) -> None:
         command("topic", "peek", "t", key, "--values"),
         command("topic", "cancel", "t", key, "--dry-run"),
         command("act", "ls"),
-        command("topic", "pause", "t", "--reason", key),
+        command("topic", "pause", "t", "--why", key),
         command("topic", "ls"),
         command("topic", "show", "t"),
     ]
