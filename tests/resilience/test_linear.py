@@ -142,10 +142,10 @@ class History:
                 arguments["plain_complete"] = arguments["complete"]
             if f"plain_{verb}" in arguments:
                 answer = self._send(gate, drawn, f"plain_{verb}", arguments)
-                if verb == "claim" and answer is not UNKNOWN and answer[0] == "started" and drawn.random() < 0.5:
+                if verb == "claim" and answer is not UNKNOWN and answer[0] == "started" and drawn.random() < 0.7:
                     owner = arguments["claim"][0]  # else another client changes most of these before their end
-                    done = {"plain_complete": (owner, self.fences[owner], *arguments["complete"][2:])}
-                    self._send(gate, drawn, "plain_complete", done)
+                    end = drawn.choice(["plain_complete", "complete"])
+                    self._send(gate, drawn, end, {end: (owner, self.fences[owner], *arguments["complete"][2:])})
                 if answer is not UNKNOWN:
                     return
         self._send(gate, drawn, verb, arguments)
