@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +22,16 @@ def overview(snapshot: Snapshot) -> dict[str, Any]:
 
     `taken_at` is the only fact that changes if nothing else does.
     """
+    serving: defaultdict[str, list[Process]] = defaultdict(list)
+    for one in snapshot.processes:
+        for name in one.topics:
+            serving[name].append(one)
     return {
         "version": VERSION,
         "namespace": snapshot.namespace,
         "taken_at": snapshot.taken_at.isoformat(),
         "findings": [_finding(one) for one in findings(snapshot)],
-        "topics": [_topic(one, snapshot) for one in snapshot.topics],
+        "topics": [_topic(one, serving[one.name]) for one in snapshot.topics],
         "processes": [_process(one) for one in snapshot.processes],
         "servers_judged": any(seen.info for seen in snapshot.servers.values()),
         "unreadable": snapshot.unreadable,
@@ -41,9 +45,8 @@ def _finding(finding: Finding) -> dict[str, Any]:
     return finding_as_facts(finding) | {"verb": verb}
 
 
-def _topic(topic: TopicSeen, snapshot: Snapshot) -> dict[str, Any]:
+def _topic(topic: TopicSeen, serving: Sequence[Process]) -> dict[str, Any]:
     stats = topic.stats
-    serving = [one for one in snapshot.processes if topic.name in one.topics]
     times = [one.times[topic.name] for one in serving if topic.name in one.times]
     due = stats.ready + stats.waiting + stats.blocked
     return {

@@ -16,7 +16,7 @@ from idemgate.operate.values import show_value
 from idemgate.operate.verb import Facts, Given, Parameter, Verb
 from idemgate.topics.messages import Pause, Peek, Stats, Trigger, pack_pause
 from idemgate.topics.policy import check_slots
-from idemgate.topics.registry import StoredTopic, list_entries
+from idemgate.topics.registry import RegistryEntry, StoredTopic, list_entries, read_topics
 from idemgate.topics.reshard import ReshardProgress
 from idemgate.topics.topic import Topic
 
@@ -27,12 +27,16 @@ log = logging.getLogger("idemgate.operate")
 
 def find_topic(gate: Gate, given: Given) -> Topic:
     """Return the stored topic of this name. Raises InvalidArgument for an unknown one, instead of creating it."""
+    return gate.topic(_find_entry(gate, given).name)
+
+
+def _find_entry(gate: Gate, given: Given) -> RegistryEntry:
+    known = {entry.name: entry for entry in gate.context.link.run(list_entries(gate.namespace, gate.context.clock))}
     name = given["topic"]
-    known = [entry.name for entry in gate.context.link.run(list_entries(gate.namespace, gate.context.clock))]
     if name not in known:
         there = ", ".join(map(one_line, known)) or "none"
         raise InvalidArgument("topic", name, "no such topic in the store", f"There are: {there}")
-    return gate.topic(name)
+    return known[name]
 
 
 def list_topics(gate: Gate, given: Given) -> list[dict[str, Any]]:
@@ -60,8 +64,7 @@ def describe_condition(changing_to: int | None, paused: Pause | None) -> str:
 
 def show_topic(gate: Gate, given: Given) -> Facts:
     """Return the numbers, the policy and the counters of a topic."""
-    find_topic(gate, given)
-    [topic] = [one for one in gate.stored_topics() if one.name == given["topic"]]
+    [topic] = gate.context.link.run_all(read_topics(gate.context, [_find_entry(gate, given)]))
     stats = topic.stats
     return _row(topic) | {
         "lateness": stats.lateness.total_seconds(), "sampled": stats.sampled or None,
