@@ -14,7 +14,7 @@ from idemgate.audit.snapshot import Snapshot, TopicSeen
 from idemgate.core.activity import BOUNDS
 from idemgate.presence.report import Process, RunningWork
 
-__all__ = ["BURIED_BY_OPERATOR", "command_line", "findings", "limit_of"]
+__all__ = ["BURIED_BY_OPERATOR", "command_line", "findings", "group_by_topic", "limit_of"]
 
 _SETTINGS = ("eviction", "persistence", "replicas", "server")
 """The checks whose warnings are advice on settings. The doctor gives it; nothing is wrong at the moment."""
@@ -83,8 +83,9 @@ def _redis_cli(server: str, mend: str) -> str:
 
 
 def _judge_topics(snapshot: Snapshot) -> Iterator[Finding]:
+    by_topic = group_by_topic(snapshot.processes)
     for topic in snapshot.topics:
-        serving = [one for one in snapshot.processes if topic.name in one.topics]
+        serving = by_topic[topic.name]
         yield from _judge_dead_letters(topic)
         if topic.changing_to is not None:
             yield _report_change(topic, topic.changing_to)
@@ -96,6 +97,15 @@ def _judge_topics(snapshot: Snapshot) -> Iterator[Finding]:
             yield from _judge_groups(snapshot, topic)
         else:
             yield from _judge_unserved(snapshot, topic)
+
+
+def group_by_topic(processes: Iterable[Process]) -> defaultdict[str, list[Process]]:
+    """Return the processes that serve each topic."""
+    found = defaultdict[str, list[Process]](list)
+    for one in processes:
+        for name in one.topics:
+            found[name].append(one)
+    return found
 
 
 def _report_change(topic: TopicSeen, slots: int) -> Finding:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from idemgate.audit.findings import Finding, finding_as_facts
-from idemgate.audit.running import findings
+from idemgate.audit.running import findings, group_by_topic
 from idemgate.audit.snapshot import VERSION, Snapshot, TopicSeen
 from idemgate.core.activity import BOUNDS
 from idemgate.operate.arguments import read_command
@@ -22,10 +22,7 @@ def overview(snapshot: Snapshot) -> dict[str, Any]:
 
     `taken_at` is the only fact that changes if nothing else does.
     """
-    serving: defaultdict[str, list[Process]] = defaultdict(list)
-    for one in snapshot.processes:
-        for name in one.topics:
-            serving[name].append(one)
+    serving = group_by_topic(snapshot.processes)
     return {
         "version": VERSION,
         "namespace": snapshot.namespace,
