@@ -61,12 +61,16 @@ def serve(options: argparse.Namespace) -> int:
     listening = _listen(host, port, options.listen)
     configure_logs("info")
     with watching(), listening, Gate(url_of(options), namespace=options.namespace, presence=False) as gate:
-        page = app(gate, access=access, hosts=[*LOCAL, *options.host])
-        # Its own line says where, also for port 0. The page needs no websocket and no lifespan.
-        print(f"http://{_bracket(host)}:{listening.getsockname()[1]}/", flush=True)
+        # 0.0.0.0 is no name for a browser: other sites would use it to reach this machine.
+        own = [*options.host, "localhost"][0] if host in _ALL else host
+        page = app(gate, access=access, hosts=[*LOCAL, own, *options.host])
+        print(f"http://{_bracket(own)}:{listening.getsockname()[1]}/", flush=True)
         print("Ctrl-C ends it", file=sys.stderr)
         serve_until_signal(page, listening)  # it raises the signal again when it has stopped; `watching` notes it
     return 0
+
+
+_ALL = ("0.0.0.0", "::")  # noqa: S104 - the user names them
 
 
 def _is_loopback(host: str) -> bool:

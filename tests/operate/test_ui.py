@@ -33,7 +33,7 @@ from idemgate.ui import READS as READING  # noqa: E402
 from idemgate.ui import Access, app  # noqa: E402
 from idemgate.ui.access import read_tokens  # noqa: E402
 from tests.for_each import for_each  # noqa: E402
-from tests.operate.conftest import Command  # noqa: E402
+from tests.operate.conftest import SEARCHES, Command, sent  # noqa: E402
 from tests.operate.test_status import serve  # noqa: E402
 from tests.operate.test_verbs import CHANGES, HELD, READS, Case, acts, words_of  # noqa: E402
 from tests.waiting import wait_until  # noqa: E402
@@ -228,6 +228,26 @@ def test_a_snapshot_that_has_not_changed_is_not_sent_again(
     topic.trigger("another", delay="1h")
     changed = mine.ask("GET", "/api/snapshot", headers={"if-none-match": first.headers["etag"]})
     assert (changed.status_code, changed.json()["topics"][0]["scheduled"]) == (200, 2)
+
+
+def test_no_screen_searches_for_keys(page: Open, filled: Gate, raw: Any) -> None:
+    serve(filled, "jobs")
+    mine = page()
+
+    def draw() -> None:
+        assert mine.ask("GET", "/api/snapshot").status_code == 200
+        for words in (
+            "topic show jobs",
+            "worker ls --of jobs",
+            "dead ls jobs --limit 1000",
+            "key show waits",
+            "act ls",
+        ):
+            assert mine.do(words).status_code == 200
+
+    commands = sent(raw, draw)
+    assert "EVALSHA" in commands
+    assert not commands & SEARCHES
 
 
 def test_all_who_ask_within_a_second_share_a_snapshot(page: Open, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -515,9 +535,10 @@ def test_each_verb_that_loses_data_has_a_subject() -> None:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_serves_the_page_until_a_signal(gate: Gate, url: str, namespace: str) -> None:
+@pytest.mark.parametrize("listen", ["0", "127.0.0.2:0"])
+def test_the_command_serves_the_page_until_a_signal(gate: Gate, url: str, namespace: str, listen: str) -> None:
     gate.topic("jobs").open()
-    words = [sys.executable, "-m", "idemgate", "ui", "--url", url, "--namespace", namespace, "--listen", "0"]
+    words = [sys.executable, "-m", "idemgate", "ui", "--url", url, "--namespace", namespace, "--listen", listen]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
