@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from idemgate import Gate
 from idemgate.core.calls import Call, new_id
 from idemgate.errors import OutcomeUnknown
-from idemgate.guard.claim_calls import ClaimReply, Record
+from idemgate.guard.claim_calls import ClaimReply, Record, register_retention
+from idemgate.operate.keys import scopes_call
 from idemgate.testing import Clock
 from idemgate.topics.dead_letters import DeadFilter
 from idemgate.topics.messages import Peek, Ticket
@@ -169,6 +170,8 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
     "cancel": lambda on: on.claims.cancel(on.key("mine"), on.fence),
     "cancel, absent": lambda on: on.claims.cancel(on.key("free"), on.fence),
     "inspect": lambda on: on.claims.inspect(on.key("mine")),
+    "register": lambda on: register_retention(on.gate.context, "s", 60_000),
+    "scopes": lambda on: scopes_call(on.gate),
 }
 READS: dict[str, Callable[[Any], Call[Any]]] = {
     "peek": lambda on: on.calls.peek("flying"),

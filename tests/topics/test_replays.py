@@ -104,6 +104,7 @@ MUTATING: dict[str, Callable[[Stage], Call[Any]]] = {
     "turn, nothing to take": lambda stage: stage.calls.settle_and_take(
         0, [Settlement("nack", stage.other, 5, "why")], 0
     ),
+    "count_refused": lambda stage: stage.calls.count_refused("refused_payload", True),
     "ack": _settle("ack"),
     "nack": _settle("nack"),
     "bury": _settle("bury"),
