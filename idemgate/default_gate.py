@@ -8,7 +8,8 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import check_name
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate, parse_source
-from idemgate.presence.presence import Redact, make_observer
+from idemgate.presence.presence import make_observer
+from idemgate.store.context import Redact
 from idemgate.store.durability import DurabilityOption, parse_durability
 
 __all__ = ["configure", "default_gate"]
@@ -58,6 +59,6 @@ def configure(
     url = store if isinstance(store, str) else None
     options = {"namespace": name, "timeout": seconds, "durability": durability, "presence": presence, "redact": redact}
     default_gate._options().update(options, store=url)
-    context.observer = observer
+    context.observer, context.redact = observer, redact
     context.source, context.namespace, context.timeout, context.durability = source, name, seconds, parsed
     return default_gate

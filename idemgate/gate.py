@@ -44,8 +44,8 @@ from idemgate.guard.decorator import OnceFunction, decorate
 from idemgate.guard.guard import Guard
 from idemgate.guard.manage import cancel, forget, inspect, mark_call, mark_calls, resolve
 from idemgate.guard.options import ClaimOptions, GuardOptions, NoSkipOptions, check_choice, once_options, split_bare
-from idemgate.presence.presence import Redact, make_observer
-from idemgate.store.context import Context
+from idemgate.presence.presence import make_observer
+from idemgate.store.context import Context, Redact
 from idemgate.store.durability import DurabilityOption, parse_durability
 from idemgate.store.lifespan import LifespanFunction, check_lifespan
 from idemgate.topics.decorator import MergedFunction, decorate_merge
@@ -101,9 +101,10 @@ class Gate:
         presence: report every 10 s what this process does, for `idemgate worker ls`: one thread for all gates of the
             process, and a connection for each. A gate that is used for less than a second reports nothing. The report
             of a killed process expires after 30 s.
-        redact: a function `(kind, text) -> text` for what a report holds of a key (kind "key") and of a failure
-            ("error"). It runs in the thread of the reports. If it raises, nothing of the text is stored. None: the
-            reports hold keys and errors as they are.
+        redact: a function `(kind, text) -> text` for what a report holds of a key (kind "key"), and what a report or
+            the history of a scope holds of a failure ("error"). It runs in the thread of the reports, or in that of
+            the call. If it raises, nothing of the text is stored. With it the history of a scope has digests of keys.
+            None: both hold keys and errors as they are.
 
     Raises:
         InvalidArgument: an argument is invalid.
@@ -129,6 +130,7 @@ class Gate:
             check_int("max_bytes", max_bytes, 1, LARGEST), parse_durability(durability, namespace), clock,
         )  # fmt: skip
         self.context.observer = make_observer(self.context, presence, redact)
+        self.context.redact = redact
         self.topics: dict[str, Topic] = {}
         self.subscribers: list[Subscriber] = []
         options: dict[str, Any] = {

@@ -12,10 +12,10 @@ import msgpack
 from idemgate.audit.findings import Finding, quote_argument
 from idemgate.audit.slot import LEASE_MS, TopicEntry, format_time, quote_name, token_problem
 from idemgate.core import keys
-from idemgate.core.acts import decode_act
-from idemgate.core.calls import text
+from idemgate.core.calls import PROCESS_BYTES, text
 from idemgate.core.codec import Codec
 from idemgate.core.durations import LONGEST_MS
+from idemgate.core.history import decode_act, decode_transition
 from idemgate.errors import DecodeError
 from idemgate.guard.record import decode_record
 from idemgate.presence.report import decode_report
@@ -24,8 +24,10 @@ __all__ = [
     "MAX_SLOTS",
     "check_acts",
     "check_expiring",
+    "check_history",
     "check_list",
     "check_members",
+    "check_names",
     "check_page",
     "check_persistent",
     "check_processes",
@@ -210,12 +212,30 @@ def check_acts(key: bytes, entries: Iterable[bytes]) -> Iterator[Finding]:
             yield Finding("undecodable", text(key), f"an act cannot be decoded: {error.why}", mend)
 
 
+def check_history(key: bytes, entries: Iterable[bytes]) -> Iterator[Finding]:
+    """Check that each transition of a history can be read (`idemgate key show`)."""
+    for entry in entries:
+        try:
+            decode_transition(entry)
+        except DecodeError as error:
+            mend = f"LREM {quote_argument(key)} 0 {quote_argument(entry)}"
+            yield Finding("undecodable", text(key), f"a transition cannot be decoded: {error.why}", mend)
+
+
 def check_processes(key: bytes, ids: Iterable[bytes]) -> Iterator[Finding]:
     """Check the index of the processes that report (`presence/scripts/beat.lua`)."""
     for one in ids:
         if not keys.is_process_id(text(one)):
             what = f"the index names {quote_name(one)}, which is no process"
             yield Finding("undecodable", text(key), what, f"ZREM {quote_argument(key)} {quote_argument(one)}")
+
+
+def check_names(key: bytes, names: Iterable[bytes]) -> Iterator[Finding]:
+    """Check that each name of a process has an id (`presence/scripts/beat.lua`)."""
+    for name in names:
+        if len(name) <= PROCESS_BYTES:
+            what = f"{quote_name(name)} names no process"
+            yield Finding("undecodable", text(key), what, f"ZREM {quote_argument(key)} {quote_argument(name)}")
 
 
 def check_report(key: bytes, report: bytes | None) -> Iterator[Finding]:

@@ -46,7 +46,15 @@ _PUTS = (
     "topics/versions/reset", "topics/results", "topics/trigger",
 )  # fmt: skip
 _LOOKS = (*_SEES, "topics/audit", "topics/dead", "topics/policy")
-_SHOWS = ("guard/inspect", "guard/scopes", "operate/acts", "presence/list", "presence/read")
+_SHOWS = (
+    "guard/inspect",
+    "guard/scopes",
+    "history/read",
+    "operate/acts",
+    "presence/list",
+    "presence/names",
+    "presence/read",
+)
 _REPORTS = ("presence/beat", "presence/leave")
 _WORKS = (
     "topics/extend", "topics/forward", "topics/settle", "topics/settle_and_take", "topics/take", "topics/take_dead",
@@ -61,7 +69,7 @@ ROLES = {
             *_REPORTS,
         ],
         _LISTENS,
-        ["records", "scopes", "dedup", "presence"],
+        ["records", "scopes", "history", "dedup", "presence"],
     ),
     "producer": Role(
         "puts messages into topics: trigger, result, cancel, reschedule, flush, pause",
@@ -95,7 +103,7 @@ ROLES = {
         "reads only: inspect, peek, versions, stats, dead letters, list of topics, acts of operators, processes",
         [*_SHOWS, *_LOOKS],
         "HGETALL ZRANGEBYSCORE",  # of membership/list, whose library writes for others
-        ["records", "scopes", "topics", "members", "acts", "presence"],
+        ["records", "scopes", "history", "topics", "members", "acts", "presence"],
         heard=False,
     ),
     "operator": Role(
@@ -107,6 +115,7 @@ ROLES = {
             *_RESHARDS,
             "guard/cancel",
             "guard/forget",
+            "guard/note",
             "guard/register",
             "guard/resolve",
             "operate/record",
@@ -114,7 +123,7 @@ ROLES = {
             "topics/take_dead",
         ],
         "",
-        ["records", "scopes", "topics", "acts", "presence"],
+        ["records", "scopes", "history", "topics", "acts", "presence"],
     ),
     "auditor": Role(
         "runs idemgate doctor --audit --read-only, and writes nothing; SCAN shows names of other keys, too",
@@ -131,7 +140,7 @@ ROLES = {
     ),
 }
 
-_SILENT = ("dedup", "scopes", "acts", "presence")
+_SILENT = ("dedup", "scopes", "history", "acts", "presence")
 """The key patterns that are no channels."""
 _DURABLE = "PEXPIRE SET WAIT"
 _DURABLE_7_2 = "WAITAOF"

@@ -261,6 +261,15 @@ def new_id() -> bytes:
     return _prefix.text + next(_counter).to_bytes(6, "big")
 
 
+PROCESS_BYTES = 8
+"""The bytes of an id that tell its process from others (`topics/scripts/lib/slot/history.lua`)."""
+
+
+def process_bytes() -> bytes:
+    """Return what all ids of this process begin with."""
+    return _prefix.text[:PROCESS_BYTES]
+
+
 run_in_child(_prefix.draw)
 
 

@@ -3,17 +3,20 @@
 | key | type | content |
 |---|---|---|
 | `ig2:{<ns>:once:<scope>:<key>}` | string | the record of an idempotency key (`guard/scripts/lib/format.lua`) |
+| `ig2:{<ns>:history:<scope>:<shard>}` | list | transitions of its keys (`core/history.py`); expires |
 | `ig2:{<ns>:scopes}` | hash | scope of records -> longest retention, ms (`guard/scripts/register.lua`) |
 | `ig2:{<ns>:dedup:<scope>:<shard>}:0`, `:1` | hash | the two pages of a dedup shard (`dedup/scripts/lib/pages.lua`) |
 | `ig2:{<ns>:dedup:<scope>:<shard>}:values0`, `:values1` | hash | the same for a dedup set with values |
 | `ig2:{<ns>:topics}` | hash | the registry: topic name -> packed policy |
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | `topics/scripts/lib/slot/slot.lua` | the parts of a slot |
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:results0`, `1` | hash | results of deliveries, if the topic stores them |
+| `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:history` | list | its last transitions (`core/history.py`); expires |
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | the slot's forwarded messages, without a target |
 | `<name>:<part>`, `{<name>}:<part>` | see `LIST_PARTS` | beside a list `<name>` that `gate.consume_list` consumes |
 | `ig2:{<ns>:durability}` | string | `1`; written before each WAIT of a gate with `durability=`, expires |
 | `ig2:{<ns>:acts}` | list | acts of operators (`operate/scripts/record.lua`) |
 | `ig2:{<ns>:presence}` | sorted set | id of a process -> time of its last report, ms (`presence/scripts/beat.lua`) |
+| `ig2:{<ns>:presence}:names` | sorted set | id of requests, and the name of their process -> time, ms; expires |
 | `ig2:{<ns>:presence}:<id>` | string | the report of a process, packed (`presence/report.py`); expires |
 | `ig2:{<ns>:members:<group>}:<part>` | `membership/scripts/lib/members.lua` | the members of a group, and their slots |
 
@@ -57,11 +60,14 @@ __all__ = [
     "pattern",
     "patterns",
     "presence",
+    "process_names",
     "raw",
     "record",
     "row_name",
+    "scope_history",
     "scopes",
     "slot",
+    "slot_history",
     "slot_of",
     "slot_of_event",
     "step_key",
@@ -92,6 +98,9 @@ PARTS = (
 )
 RESULT_PARTS = ("results0", "results1")
 """The keys beside a slot whose topic stores results of deliveries (`topics/scripts/lib/slot/store_result.lua`)."""
+HISTORY_PART = "history"
+HISTORY_SHARDS = 16
+"""The number of histories of a scope of guarded keys."""
 LIST_PARTS = ("incoming", "leases", "state", "data", "dead")
 """The keys beside a list that `gate.consume_list` consumes.
 
@@ -296,6 +305,11 @@ def presence(namespace: str, *ids: str) -> tuple[bytes, ...]:
     return index.encode(), *(f"{index}:{one}".encode() for one in ids)
 
 
+def process_names(namespace: str) -> bytes:
+    """Return the key of the names of processes, also of those that have ended."""
+    return f"ig2:{{{namespace}:presence}}:names".encode()
+
+
 def is_process_id(text: str) -> bool:
     """Return True for an id that `presence` may get from a store."""
     return _PROCESS_ID.fullmatch(text) is not None
@@ -332,6 +346,17 @@ def slot_results(namespace: str, topic: str, number: int, slots: int) -> tuple[b
     return tuple(f"{tag}:{part}".encode() for part in RESULT_PARTS)
 
 
+def slot_history(namespace: str, topic: str, number: int, slots: int) -> bytes:
+    """Return the key of the history of a slot. It stays there when the number of slots changes."""
+    return f"ig2:{{{namespace}:topic:{topic}:{number}/{slots}}}:{HISTORY_PART}".encode()
+
+
+def scope_history(namespace: str, scope: str, raw_key: bytes) -> bytes:
+    """Return the key of the history of a scope that has the transitions of this key."""
+    shard = crc32(raw_key) % HISTORY_SHARDS
+    return b"ig2:{%s:history:%s:%d}" % (namespace.encode(), _escape_scope(scope), shard)
+
+
 def result_channel(namespace: str, topic: str, key: bytes) -> bytes:
     """Return the channel that wakes the callers that wait for a result of a key. It does not depend on the slots."""
     return f"ig2:{{{namespace}:topic:{topic}}}:result:".encode() + key
@@ -340,11 +365,12 @@ def result_channel(namespace: str, topic: str, key: bytes) -> bytes:
 def patterns(namespace: str) -> dict[str, str]:
     """Return the key patterns for ACL rules, by name. The same patterns fit the channels.
 
-    The names are `records`, `scopes`, `acts`, `presence`, `dedup`, `topics` (with slots and outboxes), `members`,
-    `durability` and `all`.
+    The names are `records`, `scopes`, `history`, `acts`, `presence`, `dedup`, `topics` (with slots and outboxes),
+    `members`, `durability` and `all`.
     """
     own = f"ig2:{{{check_name(namespace, 'namespace')}:"
     kinds = {"records": "once:*", "dedup": "dedup:*", "topics": "topic*", "members": "members:*"}
+    kinds["history"] = "history:*"
     kinds |= {"scopes": "scopes}", "acts": "acts}", "presence": "presence}*", "durability": "durability}", "all": "*"}
     return {name: own + rest for name, rest in kinds.items()}
 
@@ -357,9 +383,9 @@ def is_library_key(key: bytes) -> bool:
 class Owner(NamedTuple):
     """The owner of a key in a namespace.
 
-    `kind` is "once", "scopes", "acts", "presence", "report", "dedup", "topics", "durability", "slot", "results", "out"
-    or "members". It is "layout" for a key of another layout, and "foreign" for a key that no function here builds.
-    `name` is the escaped scope, the topic, the id of a process or the group of members.
+    `kind` is "once", "scopes", "acts", "presence", "report", "names", "dedup", "topics", "durability", "slot",
+    "results", "history", "out" or "members". It is "layout" for a key of another layout, and "foreign" for a key that
+    no function here builds. `name` is the escaped scope, the topic, the id of a process or the group of members.
     """
 
     kind: str
@@ -371,12 +397,13 @@ class Owner(NamedTuple):
 
 _ESCAPED = r"(?:#[0-9a-f]{32}|(?:[\w.@:/+=,-]|%[0-9A-F]{2}){1,128})"
 _OUT = rf"out(?::(?:{'|'.join(LIST_PARTS)}))?"
-_PART = "|".join((*PARTS, *RESULT_PARTS, _OUT))
+_PART = "|".join((*PARTS, *RESULT_PARTS, HISTORY_PART, _OUT))
 _SIZE = r"[1-9][0-9]{0,4}"
 _OWNERS = re.compile(
     rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
     r"|(?P<single>topics|scopes|acts|durability|presence)\}"
-    rf"|presence\}}:(?P<process>{_PROCESS_ID.pattern})"
+    rf"|presence\}}:(?:(?P<process>{_PROCESS_ID.pattern})|(?P<names>names))"
+    rf"|history:(?P<history>{_ESCAPED}):(?:[0-9]|1[0-5])\}}"
     rf"|dedup:(?P<dedup>{_ESCAPED}):(?P<shard>0|[1-9]\d?)\}}:(?P<page>(?:values)?[01])"
     rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|{_SIZE})/(?P<slots>{_SIZE})\}}:(?P<part>{_PART})"
     r"|members:(?P<group>[\w.-]{1,64})\}:(?P<member>alive|meta|held)",
@@ -399,16 +426,21 @@ def owner_of(namespace: str, key: bytes) -> Owner:
         return Owner("foreign")
     if found["single"]:
         return Owner(found["single"])
+    if found["names"]:
+        return Owner("names")
     if found["process"]:
         return Owner("report", found["process"])
     if found["scope"]:
         return Owner("once", found["scope"])
+    if found["history"]:
+        return Owner("history", found["history"])
     if found["dedup"]:
         return Owner("dedup", found["dedup"], int(found["shard"]), part=found["page"])
     if found["group"]:
         return Owner("members", found["group"], part=found["member"])
-    kind = "out" if found["part"].startswith("out") else "results" if found["part"] in RESULT_PARTS else "slot"
-    return Owner(kind, found["topic"], int(found["number"]), int(found["slots"]), found["part"])
+    part = found["part"]
+    kind = "slot" if part in PARTS else "results" if part in RESULT_PARTS else part.partition(":")[0]
+    return Owner(kind, found["topic"], int(found["number"]), int(found["slots"]), part)
 
 
 def outbox(namespace: str, topic: str, number: int, slots: int) -> bytes:

@@ -45,7 +45,7 @@ from idemgate.errors import (
 from idemgate.guard.claim_calls import ClaimReply, Renewal, ReplyState
 from idemgate.guard.context import CacheEntry, GuardContext
 from idemgate.guard.current import Execution, own_wait_error
-from idemgate.guard.heartbeat import Heartbeat, NoHeartbeat
+from idemgate.guard.heartbeat import Heartbeat, NoHeartbeat, note_run
 from idemgate.guard.judge import judge, judge_unguarded
 from idemgate.guard.options import OnceOptions, OnError
 from idemgate.guard.request import (
@@ -404,6 +404,7 @@ def record_claim(
             "once.taken_over scope=%r key=%r token=%d attempt=%d", *facts.values(), reply.token, reply.attempt,
             extra=facts | {"token": reply.token, "attempt": reply.attempt},
         )  # fmt: skip
+        note_run(guard.context, request, reply, "taken_over")
     if guard.options.at_most_once:
         return Grant(request, reply, guarded_by="mark")
     return Grant(request, reply, sent_at, "lease", evictions)
@@ -659,7 +660,9 @@ def ending_of_failure(
         return build_ending(UNDO)
     if isinstance(error, Exception):
         key, attempt = text_of(grant.request.key), grant.reply.attempt
-        guard.context.activity.note_failure(options.scope, key, attempt, last_line(error), None)
+        text = last_line(error)
+        guard.context.activity.note_failure(options.scope, key, attempt, text, None)
+        note_run(guard.context, grant.request, grant.reply, "failed", text)
     if options.at_most_once:
         return build_ending(NOT_STORED)
     if not isinstance(error, Exception):
@@ -780,6 +783,7 @@ def record_end(guard: GuardContext, grant: Grant, ending: Ending, held: bool) ->
         counters.add("once.lost")
         facts = log_facts(request)
         log.warning("once.lost scope=%r key=%r", *facts.values(), extra=facts)
+        note_run(guard.context, request, grant.reply, "lost")
         return End(kind, done and guard.options.sink is not None, None, interruption)  # a committed row decides
     if not done:
         return End(kind, interruption=interruption)

@@ -13,7 +13,7 @@ from idemgate.core.clock import monotonic
 from idemgate.core.codec import digest
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, text_of
-from idemgate.core.text import one_line
+from idemgate.core.text import last_line, one_line
 from idemgate.core.validation import check_iterable
 from idemgate.core.verdict import counts_no_attempt
 from idemgate.core.waits import wait_for_wakeup
@@ -38,7 +38,7 @@ from idemgate.guard.call import (
 )
 from idemgate.guard.claim_calls import ClaimReply, Claims, Completion, Renewal
 from idemgate.guard.current import Execution, own_wait_error
-from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, register_scope
+from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, note_run, register_scope
 from idemgate.guard.options import ClaimOptions, OnceOptions, claim_options
 from idemgate.guard.request import (
     FAILURE,
@@ -117,9 +117,15 @@ class BaseClaim:
                 self._context.activity.note_held(self._request.options.scope, text_of(self._request.key))
             raise error
         self._answer = reply
+        if reply.taken_over and reply.state == "started":
+            self._note("taken_over")
         if self._blocks and reply.state == "started":
             # `wait` granted it inside its block. Another task may have awaited it, so `current()` stays as it is.
             self._blocks[-1] = self._start_heartbeat(with_current=False)
+
+    def _note(self, what: str, error: str = "") -> None:
+        """Note what happened to the key of a claim that was granted."""
+        note_run(self._context, self._request, self._reply, what, error)
 
     def _apply_reply(self, outcome: ClaimReply | StoreError, leased_at: float) -> None:
         """Store one reply of a batch. Keep its error for the caller that uses this claim."""
@@ -239,6 +245,7 @@ class BaseClaim:
                 self._context.counters.add("once.lost")
                 facts = log_facts(self._request)
                 log.warning("once.lost scope=%r key=%r", *facts.values(), extra=facts)
+                self._note("lost")
         return held
 
     def _completion(self, result: object, retention: Duration | None) -> Completion:
@@ -333,6 +340,8 @@ class BaseClaim:
         """Build the call that ends the claim of a block, or None if its body has ended it or the key must be held."""
         if not self._must_end(error):
             return None
+        if isinstance(error, Exception):
+            self._note("failed", last_line(error))
         return self._end_with(self._build_completion(None, None) if error is None else self._build_release(error))
 
 

@@ -1,24 +1,33 @@
-"""Renew the lease of a claim until its completion is answered; wait for another owner's claim to end."""
+"""What the heartbeat thread does for guarded keys: renew leases, store the retention of scopes, send notes."""
 
 from __future__ import annotations
 
 import logging
 from asyncio import _get_running_loop, current_task
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
 from threading import get_ident
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
+from idemgate.core import keys
 from idemgate.core.backoff import SOCKET_TIMEOUT
-from idemgate.core.calls import Batch
+from idemgate.core.calls import Batch, Call, call, stamp
 from idemgate.core.clock import monotonic
-from idemgate.core.keys import text_of
-from idemgate.guard.claim_calls import Renewal, register_retention
+from idemgate.core.history import HISTORY_LASTS, KEPT, pack_transition, stored_key
+from idemgate.core.keys import Key, text_of
+from idemgate.core.process import process_name
+from idemgate.core.text import cut
+from idemgate.guard.claim_calls import ClaimReply, Renewal, register_retention
 from idemgate.guard.current import Execution, get_current, set_current
-from idemgate.guard.request import INFINITE, Grant, build_renewal, log_facts
+from idemgate.guard.request import INFINITE, Grant, Request, build_renewal, log_facts
 from idemgate.store.context import Context, Running
 from idemgate.store.heartbeat import LeaseRenewal
 
-__all__ = ["EndTimeouts", "Heartbeat", "NoHeartbeat", "end_timeouts", "register_scope"]
+__all__ = [
+    "EndTimeouts", "Heartbeat", "NoHeartbeat", "end_timeouts", "note", "note_history", "note_run", "register_scope",
+]  # fmt: skip
 
 log = logging.getLogger("idemgate.once")
 
@@ -155,6 +164,7 @@ class Heartbeat(LeaseRenewal):
         self._context.counters.add("once.max_run_exceeded")
         facts = log_facts(self._grant.request)
         log.error("once.max_run_exceeded scope=%r key=%r", *facts.values(), extra=facts)
+        note_run(self._context, self._grant.request, self._grant.reply, "max_run_exceeded")
 
     def _record_renewal(self, answers: list[Renewal]) -> None:
         """Mark the lease as lost if the server refused the renewal, and the run as cancelled if it says so."""
@@ -175,6 +185,7 @@ class Heartbeat(LeaseRenewal):
             self._context.counters.add("once.lease_lost")
             facts = log_facts(self._grant.request)
             log.warning("once.lease_lost scope=%r key=%r", *facts.values(), extra=facts)
+            note_run(self._context, self._grant.request, self._grant.reply, "lease_lost")
 
 
 class NoHeartbeat:
@@ -235,6 +246,106 @@ class ScopeRegistration(LeaseRenewal):
 
     def _end(self, _: list[int]) -> None:
         self._context.heartbeat.remove(self)
+
+    def overdue(self) -> None:
+        """Ignore it: the gate is closed."""
+
+
+# -- notes ------------------------------------------------------------------------------------------------------------
+# What happened to keys outside the usual path. No caller waits for a note, and one that cannot be sent is dropped. The
+# store has a list for each scope and shard of its keys, because a record shares its cluster slot with no other key.
+
+NOTES_AFTER = 1.0
+"""Seconds until a note is sent, with all others of that second."""
+MAX_NOTES = 100
+"""The most notes that wait to be sent. Older ones are dropped."""
+FLUSH_TIMEOUT = 0.5
+"""Seconds by which notes may delay the end of a gate."""
+LONGEST_ERROR = 160
+"""The most characters of the error of a note."""
+_numbers = count(1)
+
+
+class _Note(NamedTuple):
+    """A transition of a key: its list in the store, what is packed, and when it happened (`monotonic`)."""
+
+    history: bytes
+    packed: bytes
+    at: float
+
+
+def note(
+    context: Context, scope: str, key: Key, what: str, *, token: int = 0, attempt: int = 0, error: str = ""
+) -> None:
+    """Note what happened to a key. Any thread may call it; it does not wait.
+
+    Args:
+        context: the context of the gate.
+        scope: the scope of the key.
+        key: the key.
+        what: the transition, one of those in docs/operations.md.
+        token: the fencing token of the run, 0 for none.
+        attempt: the number of the attempt, 0 if it is unknown.
+        error: the error of a run that failed. The gate's `redact` changes it.
+    """
+    raw_key = keys.raw(key)
+    name = stored_key(raw_key, hidden=context.redact is not None)
+    shown = cut(context.redact_text("error", error), LONGEST_ERROR) if error else ""
+    # The number tells it from another one with the same facts (`guard/note`).
+    packed = pack_transition(what, name, token, attempt, next(_numbers), process_name(), shown)
+    sender = context.notes
+    if not isinstance(sender, _Sender):
+        sender = context.notes = _Sender(context)
+    if not sender.waiting:
+        sender.due = monotonic() + NOTES_AFTER
+    sender.waiting.append(_Note(keys.scope_history(context.namespace, scope, raw_key), packed, monotonic()))
+    context.heartbeat.add(sender)
+
+
+def note_run(context: Context, request: Request, reply: ClaimReply, what: str, error: str = "") -> None:
+    """Note what happened to a run; see `note`."""
+    note(context, request.options.scope, request.key, what, token=reply.token, attempt=reply.attempt, error=error)
+
+
+def note_history(context: Context, history: bytes, notes: Sequence[tuple[int, bytes]]) -> Call[None]:
+    """Build the call that stores notes of one list: the age of each in ms, and what is packed."""
+    args: list[Any] = [stamp(context.clock), KEPT, HISTORY_LASTS]
+    for age, packed in notes:
+        args += [age, packed]
+    return call("guard/note", (history,), args, lambda _: None)
+
+
+class _Sender(LeaseRenewal):
+    """Sends the notes of one gate, each once."""
+
+    __slots__ = ("_context", "waiting")
+    optional = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(lease=6.0)  # a call without a reply delays other leases by a third of this
+        self.due = self.last
+        self.waiting: deque[_Note] = deque(maxlen=MAX_NOTES)
+        self._context = context
+
+    def renew(self) -> Sequence[Batch[None]]:
+        """Build the calls. What they cannot store is dropped."""
+        self._context.heartbeat.remove(self)
+        return [Batch([one], lambda _: None) for one in self._take()]
+
+    def _take(self) -> list[Call[None]]:
+        """Return the calls that store what waits: one for each list."""
+        taken: dict[bytes, list[tuple[int, bytes]]] = {}
+        with suppress(IndexError):
+            while True:
+                one = self.waiting.popleft()
+                taken.setdefault(one.history, []).append((round(1000 * (monotonic() - one.at)), one.packed))
+        return [note_history(self._context, history, notes) for history, notes in taken.items()]
+
+    def flush(self) -> None:
+        """Send what waits, at the end of the gate. Drop it if the store does not take it at once."""
+        with suppress(Exception):
+            for one in self._take():
+                self._context.link.run(one, FLUSH_TIMEOUT, FLUSH_TIMEOUT)
 
     def overdue(self) -> None:
         """Ignore it: the gate is closed."""

@@ -11,6 +11,7 @@ from idemgate.core.keys import Key, text_of
 from idemgate.core.validation import check_iterable
 from idemgate.errors import AlreadyInProgress, InvalidArgument
 from idemgate.guard.claim_calls import LOOK_SECONDS, Claims, Record, register_retention
+from idemgate.guard.heartbeat import note
 from idemgate.store.context import Context
 
 __all__ = ["cancel", "forget", "inspect", "mark_call", "mark_calls", "resolve"]
@@ -35,24 +36,27 @@ class Decision:
         self.key = key
         self.scope = scope
         self.word = word
+        self.noted = word
         self.request_id = new_id()
-        self._caches = context.caches
+        self.context = context
         self.evict()
 
     def evict(self) -> None:
         """Remove the record from the caches. A duplicate may have cached it while the decision was under way."""
-        for cache in tuple(self._caches):
+        for cache in tuple(self.context.caches):
             cache.evict(self.record[0])
 
     def inspect(self) -> Call[Record]:
         """Build the call that reads the record."""
         return self.claims.inspect(self.record)
 
-    def result(self, answer: DecisionReply) -> bool:
-        """Return True if the record was changed. Raise AlreadyInProgress if a live owner holds the key."""
+    def result(self, seen: Record, answer: DecisionReply) -> bool:
+        """Return True if the record was changed, and note it. Raise AlreadyInProgress if a live owner holds the key."""
         word, left_ms = answer
         if word == "busy":
             raise AlreadyInProgress(text_of(self.key), left_ms / 1000, self.scope)
+        if word == self.word:
+            note(self.context, self.scope, self.key, self.noted, token=seen.token, attempt=seen.attempts)
         return word == self.word
 
 
@@ -66,16 +70,16 @@ class Resolution(Decision):
         self, context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration | None
     ) -> None:
         super().__init__(context, key, scope, "ok")
+        self.noted = "resolved_done" if done else "resolved_again"
         self.retention = None if done else _COUNTED
         if retention is not None:
             self.retention = milliseconds(retention, "retention")
-        self._context = context
         self._done = done
         self._result = context.codec.encode(result, "result")
 
     def ask_retention(self) -> Call[int]:
         """Build the call that returns the longest retention of the scope. It stores that of this gate."""
-        return register_retention(self._context, self.scope, self._context.scopes.get(self.scope, 0))
+        return register_retention(self.context, self.scope, self.context.scopes.get(self.scope, 0))
 
     def set_retention(self, longest: int) -> None:
         """Set the retention to the longest of the scope. Raise InvalidArgument if that is unknown (0)."""
@@ -127,7 +131,10 @@ def cancel(context: Context, key: Key, scope: str) -> Plan[bool]:
     claims = Claims(context.namespace, context.clock)
     record = claims.key(scope, key)
     seen = yield from run_call(claims.inspect(record))
-    return (yield from run_call(claims.cancel(record, seen.token)))
+    asked = yield from run_call(claims.cancel(record, seen.token))
+    if asked:
+        note(context, scope, key, "cancel_asked", token=seen.token, attempt=seen.attempts)
+    return asked
 
 
 def forget(context: Context, key: Key, scope: str, force: bool) -> Plan[bool]:
@@ -161,6 +168,6 @@ def _decide(decision: Decision, ask: Callable[[Record], Plan[DecisionReply]]) ->
             record = yield from run_call(decision.inspect())
             answer = yield from ask(record)
             if answer[0] != "changed":
-                return decision.result(answer)
+                return decision.result(record, answer)
     finally:
         decision.evict()

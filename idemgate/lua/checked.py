@@ -31,7 +31,7 @@ before the first write, or is that write.
 """
 _WRITES = {
     "HDEL", "HSET", "HSETNX", "LPOP", "LPUSH", "LTRIM", "PERSIST", "PEXPIRE", "RPOP", "RPUSH", "SET", "UNLINK",
-    "XADD", "ZADD", "ZREM", "ZREMRANGEBYSCORE",
+    "XADD", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE",
 }  # fmt: skip
 _UNASKED = {"TIME", "PUBLISH", "PEXPIRETIME"}
 """The time is read first, and a refused PUBLISH ends no script. PEXPIRETIME reads a record that only newer servers
@@ -40,8 +40,8 @@ hold, so users of older ones lack it. It runs before the first write of its key.
 _WORDS = {
     "HDEL": 1, "HEXISTS": 1, "HGET": 1, "HMGET": 1, "HSCAN": 1, "HSET": 2, "HSETNX": 2, "HSTRLEN": 1, "LPUSH": 1,
     "LRANGE": 2, "LTRIM": 2, "PEXPIRE": 1, "RPUSH": 1, "SET": 1, "XADD": 3, "ZADD": 2, "ZCOUNT": 2, "ZMSCORE": 1,
-    "ZRANGE": 2, "ZRANGEBYLEX": 2, "ZRANGEBYSCORE": 2, "ZREM": 1, "ZREMRANGEBYSCORE": 2, "ZREVRANGE": 2, "ZSCAN": 1,
-    "ZSCORE": 1,
+    "ZRANGE": 2, "ZRANGEBYLEX": 2, "ZRANGEBYSCORE": 2, "ZREM": 1, "ZREMRANGEBYRANK": 2, "ZREMRANGEBYSCORE": 2,
+    "ZREVRANGE": 2, "ZSCAN": 1, "ZSCORE": 1,
 }  # fmt: skip
 """How many words follow the key: Redis 8 checks no command without the right number of them. Not listed: none."""
 _ALLOW = re.compile(r"^( *)-- @allow (.+)\n", re.MULTILINE)

@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 from idemgate.core import keys
-from idemgate.core.acts import KEPT_ACTS, decode_act, pack_act
 from idemgate.core.calls import Call, call, new_id, stamp
+from idemgate.core.history import KEPT_ACTS, decode_act, pack_act
 from idemgate.core.text import one_line
 from idemgate.gate import Gate
 from idemgate.operate.verb import Answer, Given, Verb

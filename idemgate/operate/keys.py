@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
 from typing import Any
 
-from idemgate.core.calls import Batch, Call, call, stamp, text
+from idemgate.core.calls import Batch, Call, call, run_plan, stamp, text
+from idemgate.core.history import KEPT_ACTS
 from idemgate.core.keys import record, scopes
 from idemgate.core.text import one_line
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.guard.claim_calls import Claims, Record
 from idemgate.guard.manage import Resolution
+from idemgate.history.calls import find_guard_history, find_message_history
+from idemgate.operate.acts import acts_call
 from idemgate.operate.topics import message_rows
 from idemgate.operate.values import show_value
 from idemgate.operate.verb import Facts, Given, Parameter, Verb
+from idemgate.presence.calls import list_names
 from idemgate.topics.registry import find_messages
 
 __all__ = ["KEY_VERBS", "scopes_call"]
 
+_PROCESS = re.compile(r"[0-9a-f]{16}")
+"""What a history has of a process whose name it does not know."""
 _DEFAULTS = ("claim", "first")
 """The scopes of `gate.claim` and `gate.first`, which no program registers."""
 
@@ -58,17 +66,54 @@ def _scope_of(gate: Gate, given: Given) -> str:
 
 
 def show_key(gate: Gate, given: Given) -> Facts:
-    """Return what is stored for a key: a row for each scope that has it, and one for each message of a topic."""
+    """Return what is stored for a key: a row for each scope that has it, and one for each message of a topic.
+
+    Its timeline follows, the oldest first. Of a key without any trace, `no_trace_since` is the time from which there
+    would be one.
+    """
     records = find_records(gate, given["key"], given["scope"])
     values = given.get("values", False)
     found = [_facts(scope, entry, values) for scope, entry in records.items() if entry.state != "absent"]
     topics = find_messages(gate.context, given["key"]) if given["scope"] is None else {}
     messages = [{"topic": topic} | row for topic, seen in topics.items() for row in message_rows(seen, values)]
     state = "" if found or messages else "absent"
+    timeline, since = _timeline(gate, given["key"], list(records), topics=given["scope"] is None)
     return {
         "key": given["key"], "state": state, "scopes_searched": list(records), "topics_searched": list(topics),
-        "records": found, "messages": messages,
+        "no_trace_since": since if state and not timeline else None, "records": found, "messages": messages,
+        "timeline": timeline,
     }  # fmt: skip
+
+
+def _timeline(gate: Gate, key: str, scopes: list[str], *, topics: bool) -> tuple[list[dict[str, Any]], datetime | None]:
+    """Return what happened to a key, the oldest first, and the time from which nothing is missing."""
+    found = list(run_plan(find_guard_history(gate.context, key, scopes), gate.context.link.run_all).items())
+    if topics:
+        found += run_plan(find_message_history(gate.context, key), gate.context.link.run_all).items()
+    rows = _acts(gate, key)
+    rows += [
+        {
+            "at": one.at, "of": of, "what": one.what, "attempts": one.attempts or None,
+            "triggers": one.triggers or None, "token": one.token, "by": one.by, "why": one.error or None,
+        }
+        for of, history in found for one in history.transitions
+    ]  # fmt: skip
+    if any(_PROCESS.fullmatch(row["by"]) for row in rows):
+        names = gate.context.link.run(list_names(gate.namespace, gate.context.clock))
+        rows = [row | {"by": names.get(row["by"], row["by"])} for row in rows]
+    since = max((history.since for _, history in found), default=None)
+    return sorted(rows, key=lambda row: row["at"]), since
+
+
+def _acts(gate: Gate, key: str) -> list[dict[str, Any]]:
+    """Return the acts of operators that name a key, as rows of its timeline."""
+    return [
+        {
+            "at": act["at"], "of": None, "what": act["what"], "attempts": None, "triggers": None, "token": None,
+            "by": act["who"], "why": act["why"] or None,
+        }
+        for act in gate.context.link.run(acts_call(gate, KEPT_ACTS)) if f" {key} " in f" {act['what']} "
+    ]  # fmt: skip
 
 
 def _facts(scope: str, entry: Record, values: bool) -> dict[str, Any]:

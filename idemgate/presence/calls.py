@@ -6,12 +6,24 @@ from datetime import UTC, datetime
 from typing import Any
 
 from idemgate.core import keys
-from idemgate.core.calls import MAX_ENTRIES, Call, Plan, call, run_call, run_calls, stamp, text
+from idemgate.core.calls import (
+    MAX_ENTRIES,
+    PROCESS_BYTES,
+    Call,
+    Plan,
+    call,
+    process_bytes,
+    run_call,
+    run_calls,
+    stamp,
+    text,
+)
 from idemgate.core.clock import Clock
+from idemgate.core.process import process_name
 from idemgate.errors import DecodeError
 from idemgate.presence.report import Process, decode_report
 
-__all__ = ["EXPIRES", "INTERVAL", "beat", "leave", "list_ids", "read_processes", "read_reports"]
+__all__ = ["EXPIRES", "INTERVAL", "beat", "leave", "list_ids", "list_names", "read_processes", "read_reports"]
 
 INTERVAL = 10.0
 """Seconds between two reports of a process."""
@@ -21,10 +33,22 @@ MAX_PROCESSES = 10_000
 """The most processes that a reader gets: those whose reports are the newest."""
 
 
-def beat(namespace: str, clock: Clock | None, process: str, report: bytes) -> Call[None]:
-    """Build the call that stores a report."""
-    args = (stamp(clock), process, report, round(EXPIRES * 1000))
-    return call("presence/beat", keys.presence(namespace, process), args, lambda _: None)
+def beat(namespace: str, clock: Clock | None, process: str, report: bytes, *, named: bool = False) -> Call[None]:
+    """Build the call that stores a report. `named`: it also stores the name of this process for 30 days."""
+    names, args = keys.presence(namespace, process), (stamp(clock), process, report, round(EXPIRES * 1000))
+    if named:
+        names = (*names, keys.process_names(namespace))
+        return call("presence/beat", names, (*args, process_bytes() + process_name().encode()), lambda _: None)
+    return call("presence/beat", names, args, lambda _: None)
+
+
+def list_names(namespace: str, clock: Clock | None) -> Call[dict[str, str]]:
+    """Build the call that returns the names of processes by the ids with which histories refer to them."""
+
+    def read(reply: list[Any]) -> dict[str, str]:
+        return {one[:PROCESS_BYTES].hex(): text(one[PROCESS_BYTES:]) for one in reply[2:]}
+
+    return call("presence/names", (keys.process_names(namespace),), (stamp(clock),), read)
 
 
 def leave(namespace: str, clock: Clock | None, process: str) -> Call[None]:

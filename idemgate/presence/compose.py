@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from time import time as wall_clock
 from typing import Any
 
@@ -20,10 +20,8 @@ from idemgate.presence.location import find_location
 from idemgate.presence.report import LISTED, cut_name, pack_report
 from idemgate.store.context import Context, Running
 
-__all__ = ["Composer", "Redact"]
+__all__ = ["Composer"]
 
-Redact = Callable[[str, str], str]
-"""Returns what a report may hold of a text. It gets "key" or "error", and the text."""
 LONGEST_TEXT = 160
 _MINUTE, _TEN_MINUTES = 6, 60
 """In reports, of which one is sent every ten seconds."""
@@ -32,9 +30,8 @@ _MINUTE, _TEN_MINUTES = 6, 60
 class Composer:
     """Composes the reports of one gate in this process."""
 
-    def __init__(self, context: Context, redact: Redact | None) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._redact = redact
         self._started = monotonic()
         self._counters = Past()
         self._histograms = Past()
@@ -130,14 +127,8 @@ class Composer:
         return [cut_name(failure.of), *shown, _ms(now - failure.at), after]
 
     def _show(self, kind: str, text: str) -> str:
-        """Return what a report may hold of a text. If the user's function fails, nothing of it is stored."""
-        if self._redact is not None:
-            try:
-                text = str.__str__(self._redact(kind, text))
-            except Exception:  # noqa: BLE001 - a function of the user may raise anything
-                self._context.counters.add("presence.redact_failed")
-                text = "<redact failed>"
-        return cut(text, LONGEST_TEXT)
+        """Return what a report may hold of a text."""
+        return cut(self._context.redact_text(kind, text), LONGEST_TEXT)
 
 
 class Past:

@@ -24,19 +24,21 @@ from idemgate.core.text import one_line
 from idemgate.core.validation import check_blocking
 from idemgate.errors import InvalidArgument, StoreUnavailable
 from idemgate.presence.calls import EXPIRES, INTERVAL, beat, leave
-from idemgate.presence.compose import Composer, Redact
-from idemgate.store.context import Context
+from idemgate.presence.compose import Composer
+from idemgate.store.context import Context, Redact
 
 if TYPE_CHECKING:
     from idemgate.store.sync import SyncLink
 
-__all__ = ["Presence", "Redact", "make_observer"]
+__all__ = ["Presence", "make_observer"]
 
 log = logging.getLogger("idemgate.presence")
 FIRST_AFTER = 1.0
 """Seconds from the first call of a gate to its first report."""
 TIMEOUT = 1.0
 """Seconds that one report may take."""
+NAMED_EVERY = 8640
+"""Each so many reports, about once a day, the name of the process is stored again."""
 LEAVE_TIMEOUT = 0.5
 """Seconds by which the end of a program may be delayed."""
 NEVER = float("inf")
@@ -48,18 +50,16 @@ def make_observer(context: Context, presence: bool, redact: Redact | None) -> Pr
         raise InvalidArgument("presence", presence, "neither True nor False", "Pass one of them")
     if redact is not None:
         check_blocking(redact, "redact", "Pass a plain function of the kind and the text")
-    return Presence(context, redact) if presence else None
+    return Presence(context) if presence else None
 
 
 class Presence:
     """The reports of one gate in this process. It is the observer of the gate's context."""
 
-    def __init__(self, context: Context, redact: Redact | None) -> None:
-        """Build it. `redact` returns what a report may hold of a key or an error; see `Gate`."""
+    def __init__(self, context: Context) -> None:
         self.due = NEVER
         self._ended = False
         self._context = context
-        self._redact = redact
         self._lock = lock_reset_at_fork(self, "_lock")
         self._link: SyncLink | None = None
         self._refused = False
@@ -70,7 +70,8 @@ class Presence:
         self._forks = fork_counter.count
         self._id = new_id().hex()
         self._stored_until = 0.0
-        self._composer = Composer(self._context, self._redact)
+        self._sent = 0
+        self._composer = Composer(self._context)
 
     def begin(self) -> None:
         """Start the reports, unless a test clock or the access list of the user prevents them."""
@@ -115,7 +116,9 @@ class Presence:
         if self._link is None:
             self._link = SyncLink(context.endpoint, TIMEOUT)
         report = self._composer.compose()
-        self._link.run(beat(context.namespace, context.clock, self._id, report), TIMEOUT, TIMEOUT)
+        named = self._sent % NAMED_EVERY == 0
+        self._link.run(beat(context.namespace, context.clock, self._id, report, named=named), TIMEOUT, TIMEOUT)
+        self._sent += 1
         self._stored_until = started + EXPIRES
 
     def _report_error(self, error: Exception) -> None:

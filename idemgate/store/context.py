@@ -120,6 +120,18 @@ class Observer(Protocol):
         ...
 
 
+Redact = Callable[[str, str], str]
+"""Returns what the store may hold of a text. It gets "key" or "error", and the text."""
+
+
+class Notes(Protocol):
+    """What waits to be sent in the background."""
+
+    def flush(self) -> None:
+        """Send it now, with one try, because the gate is closed."""
+        ...
+
+
 class Context:
     """The shared state of one gate. Creating it opens no connection; the first use of a link does.
 
@@ -127,10 +139,13 @@ class Context:
     resolved through this gate is dropped from all `caches`. `scopes` are those of this gate, with their longest
     retention in ms. `registered_scopes` are those that the store knows, or is about to know. `activity` is what the
     gate did lately. `lifespans` are the user's resources for its workers. `observer` is called when the gate is first
-    used, and when it is closed.
+    used, and when it is closed. `redact` is the user's function for texts that reports and histories hold. `notes` are
+    those of guarded keys that wait to be sent (`idemgate/guard/heartbeat.py`).
     """
 
     observer: Observer | None = None
+    redact: Redact | None = None
+    notes: Notes | None = None
 
     def __init__(
         self,
@@ -176,6 +191,16 @@ class Context:
         """Remember a scope of keys that this gate uses, and the retention of its keys in ms."""
         if scope in self.scopes or len(self.scopes) < MAX_SCOPES:
             self.scopes[scope] = max(retention, self.scopes.get(scope, 0))
+
+    def redact_text(self, kind: str, text: str) -> str:
+        """Return what the store may hold of a text. If the user's function fails, nothing of it."""
+        if self.redact is None:
+            return text
+        try:
+            return str.__str__(self.redact(kind, text))
+        except Exception:  # noqa: BLE001 - a function of the user may raise anything
+            self.counters.add("presence.redact_failed")
+            return "<redact failed>"
 
     @property
     def is_used(self) -> bool:
@@ -269,6 +294,8 @@ class Context:
         """Stop the heartbeat thread and close the blocking connections."""
         if self.observer is not None:
             self.observer.end()
+        if self.notes is not None and self._opened_link is not None:
+            self.notes.flush()
         self.heartbeat.close()
         if self._opened_link is not None:
             self._opened_link.close()

@@ -29,7 +29,8 @@ _EXEMPT = frozenset(
         "topics/versions": ("read",),
         "topics/reshard": ("replies",),
         "operate": ("acts",),
-        "presence": ("beat", "leave", "list", "read"),
+        "history": ("read",),
+        "presence": ("beat", "leave", "list", "names", "read"),
         "membership": ("heartbeat", "leave", "list"),
         "subscribers/expiry": ("ttl",),
     }.items()

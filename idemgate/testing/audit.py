@@ -12,8 +12,10 @@ from idemgate.audit.keys import (
     MAX_SLOTS,
     check_acts,
     check_expiring,
+    check_history,
     check_list,
     check_members,
+    check_names,
     check_page,
     check_persistent,
     check_processes,
@@ -63,7 +65,9 @@ _PAGES = {"dedup": check_page, "results": check_results}
 _WHOLE: dict[str, tuple[Any, ...]] = {
     "scopes": (check_scopes, "HGETALL"),
     "acts": (check_acts, "LRANGE", 0, -1),
+    "history": (check_history, "LRANGE", 0, -1),
     "presence": (check_processes, "ZRANGE", 0, -1),
+    "names": (check_names, "ZRANGE", 0, -1),
     "report": (check_report, "GET"),
 }
 """The keys that one command reads: their check, and the command with the arguments behind the key."""
@@ -250,7 +254,7 @@ class _Audit:
                 yield from self._whole(server, key, check, command, key, *arguments)
             if owner.kind in ("topics", "scopes", "acts", "out"):
                 yield from check_persistent(key, server.command("PTTL", key))
-            elif owner.kind in ("durability", "presence", "report"):
+            elif owner.kind in ("durability", "presence", "names", "report", "history"):
                 yield from check_expiring(key, server.command("PTTL", key))
 
     def _consumed_list(self, server: Server, owner: Owner) -> Iterator[Finding]:

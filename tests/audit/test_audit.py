@@ -210,11 +210,25 @@ def _act(hand: Hand) -> None:
     assert audit(hand.gate).sound
 
 
+def _cancel(hand: Hand) -> None:
+    hand.gate.topic("cancelled").trigger("k")
+    hand.gate.topic("cancelled").cancel("k")
+    assert audit(hand.gate).sound
+
+
+def _history(hand: Hand) -> bytes:
+    return keys.slot_history(hand.gate.namespace, "cancelled", 0, 1)
+
+
 def _report(hand: Hand) -> None:
     context = hand.gate.context
-    report = Composer(context, None).compose()
-    context.link.run(presence.beat(hand.gate.namespace, None, "0" * 32, report))
+    report = Composer(context).compose()
+    context.link.run(presence.beat(hand.gate.namespace, None, "0" * 32, report, named=True))
     assert audit(hand.gate).sound
+
+
+def _names(hand: Hand) -> bytes:
+    return keys.process_names(hand.gate.namespace)
 
 
 def _index(hand: Hand) -> bytes:
@@ -291,7 +305,17 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     ),
     "the acts end": ("expires", "acts}", lambda h: (_act(h), h.raw.expire(h.name("acts}"), 9))),
     "the acts are of another type": ("wrong-type", "acts}", lambda h: h.raw.set(h.name("acts}"), "x")),
+    "a transition that cannot be read": (
+        "undecodable",
+        ":history",
+        lambda h: (_cancel(h), h.raw.rpush(_history(h), "x")),
+    ),
+    "a history that never ends": ("no-expiry", ":history", lambda h: (_cancel(h), h.raw.persist(_history(h)))),
+    "a history of another type": ("wrong-type", ":history", lambda h: h.raw.set(_history(h), "x", ex=9)),
     "a process that is none": ("undecodable", "presence}", lambda h: (_report(h), h.raw.zadd(_index(h), {"me": 1}))),
+    "a name of no process": ("undecodable", ":names", lambda h: (_report(h), h.raw.zadd(_names(h), {"12345678": 1}))),
+    "the names of processes never end": ("no-expiry", ":names", lambda h: (_report(h), h.raw.persist(_names(h)))),
+    "the names of processes are of another type": ("wrong-type", ":names", lambda h: h.raw.set(_names(h), "x", ex=9)),
     "the index of processes never ends": ("no-expiry", "presence}", lambda h: (_report(h), h.raw.persist(_index(h)))),
     "the index of processes is of another type": ("wrong-type", "presence}", lambda h: h.raw.set(_index(h), "x", ex=9)),
     "a report that cannot be read": ("undecodable", "0" * 32, lambda h: (_report(h), h.raw.set(_stored(h), "x", ex=9))),

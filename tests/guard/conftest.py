@@ -29,10 +29,14 @@ from tests.waiting import eventually
 def stored(raw: Any, namespace: str) -> Callable[[], dict[bytes, bytes]]:
     """Every key of the namespace and its bytes, to compare before and after.
 
-    The heartbeat thread registers scopes at any time, so these are left out.
+    The heartbeat thread registers scopes and stores histories at any time, so these are left out.
     """
-    scopes = keys.scopes(namespace)
-    return lambda: {key: raw.dump(key) for key in raw.scan_iter(f"ig2:{{{namespace}:*", count=10_000) if key != scopes}
+    scopes, history = keys.scopes(namespace), keys.patterns(namespace)["history"][:-1].encode()
+    return lambda: {
+        key: raw.dump(key)
+        for key in raw.scan_iter(f"ig2:{{{namespace}:*", count=10_000)
+        if key != scopes and not key.startswith(history)
+    }
 
 
 @pytest.fixture

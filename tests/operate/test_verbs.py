@@ -9,17 +9,22 @@ import pty
 import re
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from idemgate import Gate, Trigger
+from idemgate.core import keys
+from idemgate.core.calls import process_bytes
 from idemgate.core.codec.decoding import unpack
 from idemgate.core.keys import slot_of
+from idemgate.core.process import process_name
 from idemgate.guard.claim_calls import register_retention
 from idemgate.operate.acts import acts_call, record_call
 from idemgate.operate.table import NOUNS, VERBS
+from idemgate.presence.calls import beat
 from idemgate.topics.merge import pack
 from tests.for_each import for_each
 from tests.messages import pack_message
@@ -114,6 +119,58 @@ def words_of(parts: tuple[str, ...]) -> list[str]:
 
 def acts(gate: Gate) -> list[dict[str, Any]]:
     return gate.context.link.run(acts_call(gate, 1000))
+
+
+# -- what happened to a key -------------------------------------------------------------------------------------------
+
+
+def timeline(command: Command, *words: str) -> list[tuple[str, str, str | None]]:
+    """Return what `key show` prints of a key: each transition, its topic or scope, and the reason."""
+    facts = json.loads(command("key", "show", *words, "--json").out)
+    assert facts["no_trace_since"] is None or not facts["timeline"]
+    return [(row["what"], row["of"], row["why"]) for row in facts["timeline"]]
+
+
+def test_a_key_that_is_gone_has_a_timeline(filled: Gate, command: Command) -> None:
+    # Given a message that an operator cancelled and a key that one decided about
+    assert command("topic", "cancel", "jobs", "grouped", "--yes", "--why", "the customer called").code == 0
+    assert command("key", "resolve", "held", "--done", "--retention", "1h").code == 0
+    # Then the timeline has what happened, who did it and why
+    assert timeline(command, "grouped") == [
+        ("topic cancel jobs grouped", None, "the customer called"), ("cancelled", "jobs", None),
+    ]  # fmt: skip
+    assert [what for what, _, _ in timeline(command, "held")] == [
+        "key resolve held --done --retention 3600.0", "resolved_done",
+    ]  # fmt: skip
+    assert timeline(command, "held", "--scope", "first") == [("key resolve held --done --retention 3600.0", None, None)]
+    # And of a dead letter
+    assert timeline(command, "gone") == [("buried", "jobs", None), ("deleted", "jobs", None)]
+    shown = command("key", "show", "gone").out
+    assert "absent" in shown
+    assert "no trace since" not in shown
+
+
+def test_an_absent_key_says_since_when_there_would_be_a_trace(filled: Gate, command: Command) -> None:
+    facts = json.loads(command("key", "show", "never", "--json").out)
+    assert (facts["state"], facts["timeline"]) == ("absent", [])
+    age = datetime.now(UTC) - datetime.fromisoformat(facts["no_trace_since"])
+    assert abs(age - timedelta(days=30)) < timedelta(minutes=5)
+    assert "no trace since" in command("key", "show", "never").out
+    # And one that is there says nothing of it
+    assert "no trace since" not in command("key", "show", "done").out
+
+
+def test_the_process_of_a_transition_is_named_also_when_it_has_ended(
+    filled: Gate, command: Command, raw: Any, namespace: str
+) -> None:
+    # Given a delivery that this process buried before it reported, and one after
+    facts = json.loads(command("key", "show", "bad", "--json").out)
+    assert facts["timeline"][0]["by"] == process_bytes().hex()
+    filled.context.link.run(beat(namespace, None, "0" * 32, b"report", named=True))
+    raw.delete(*keys.presence(namespace, "0" * 32))
+    # Then its name is known
+    facts = json.loads(command("key", "show", "bad", "--json").out)
+    assert facts["timeline"][0]["by"] == process_name()
 
 
 # -- the table --------------------------------------------------------------------------------------------------------

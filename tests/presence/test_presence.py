@@ -294,7 +294,7 @@ def test_the_options_are_checked_and_pickled(url: str) -> None:
             Gate(url, **options)
     copy = pickle.loads(pickle.dumps(Gate(url, presence=False, redact=hide)))
     assert copy.context.observer is None
-    assert presence_of(pickle.loads(pickle.dumps(Gate(url, redact=hide))))._redact is hide
+    assert pickle.loads(pickle.dumps(Gate(url, redact=hide))).context.redact is hide
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------

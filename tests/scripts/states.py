@@ -22,6 +22,8 @@ from idemgate.dedup import dedup
 from idemgate.dedup.dedup import DedupCalls
 from idemgate.errors import IdemgateError
 from idemgate.guard.claim_calls import Claims, Record, register_retention
+from idemgate.guard.heartbeat import note_history
+from idemgate.history.calls import read_history
 from idemgate.membership import heartbeats as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.operate.acts import acts_call, record_call
@@ -680,15 +682,25 @@ def ask_operators(rig: Rig) -> dict[str, Call[Any]]:
     rig.ask(record_call(gate, "ann@host", "topic pause t", "too many errors"))
     rig.ask(register_retention(gate.context, "s", 60_000))
     here, there = "0" * 32, "1" * 32
-    rig.ask(presence.beat(gate.namespace, rig.clock, here, b"report"))
-    rig.keep([keys.acts(gate.namespace), keys.scopes(gate.namespace), *keys.presence(gate.namespace, here, there)])
+    topic = gate.topic("t").open()
+    rig.ask(topic.trigger(Trigger("k")))
+    rig.ask(topic.cancel("k"))
+    history, guarded = keys.slot_history(gate.namespace, "t", 0, 1), keys.scope_history(gate.namespace, "s", b"k")
+    rig.ask(note_history(gate.context, guarded, [(0, b"zero")]))
+    rig.ask(presence.beat(gate.namespace, rig.clock, here, b"report", named=True))
+    single = [history, guarded, keys.acts(gate.namespace), keys.scopes(gate.namespace)]
+    rig.keep([*single, *keys.presence(gate.namespace, here, there), keys.process_names(gate.namespace)])
     return {
         "record": record_call(gate, "bob@host", "topic resume t", ""),
         "acts": acts_call(gate, 5),
         "scopes": scopes_call(gate),
+        "history": read_history(history, rig.clock, b"k"),
+        "note": note_history(gate.context, guarded, [(1, b"one"), (0, b"another")]),
         "beat": presence.beat(gate.namespace, rig.clock, here, b"later"),
         "beat of another": presence.beat(gate.namespace, rig.clock, there, b"other"),
         "leave": presence.leave(gate.namespace, rig.clock, here),
+        "named beat": presence.beat(gate.namespace, rig.clock, here, b"later", named=True),
+        "names": presence.list_names(gate.namespace, rig.clock),
         "processes": presence.list_ids(gate.namespace, rig.clock),
         "reports": presence.read_reports(gate.namespace, rig.clock, [here, there]),
     }

@@ -22,6 +22,7 @@ BOUNDED_ELSEWHERE = {
     ("guard/scopes", "HKEYS", "KEYS[1]"): "the most scopes that a namespace stores",
     ("operate/record", "LRANGE", "key"): "16 acts",
     ("presence/beat", "ZREMRANGEBYSCORE", "index"): "processes that were killed within the last minutes",
+    ("presence/beat", "ZREMRANGEBYRANK", "KEYS[3]"): "one name beyond a thousand",
     ("topics/reshard/unload", "HGETALL", "K.meta"): "counters of a slot",
     ("topics/reshard/unload", "HKEYS", "hash"): "messages that stand nowhere, of which there should be none",
     ("membership/lib/members", "HGETALL", "K.held"): "slots of the topics that a group of workers serves",

@@ -14,6 +14,8 @@ from idemgate.core.codec import Codec
 from idemgate.dedup.dedup import DedupCalls
 from idemgate.gate import Gate
 from idemgate.guard.claim_calls import Claims, Record, register_retention
+from idemgate.guard.heartbeat import note_history
+from idemgate.history.calls import read_history
 from idemgate.membership import heartbeats as members
 from idemgate.operate.acts import acts_call, record_call
 from idemgate.operate.keys import scopes_call
@@ -323,8 +325,12 @@ def _calls() -> list[Call[Any]]:
         record_call(gate, "who", "what", "why"),
         acts_call(gate, 5),
         scopes_call(gate),
+        read_history(b"history", None, b"k"),
+        note_history(Gate("redis://nowhere", namespace="ns").context, b"history", [(0, b"note")]),
         presence.beat("ns", None, "0" * 32, b"report"),
+        presence.beat("ns", None, "0" * 32, b"report", named=True),
         presence.list_ids("ns", None),
+        presence.list_names("ns", None),
         presence.read_reports("ns", None, ["0" * 32]),
         presence.leave("ns", None, "0" * 32),
         open_topic("ns", None, "t", policy),

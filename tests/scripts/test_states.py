@@ -37,7 +37,8 @@ from tests.scripts.states import (
 
 READS = {"topics/peek", "topics/stats", "topics/dead", "topics/reshard/replies", "topics/policy", "topics/registry",
     "topics/versions/read", "topics/audit", "membership/list", "guard/inspect", "guard/scopes", "operate/acts",
-    "presence/list", "presence/read",    "dedup/get", "subscribers/expiry/ttl"}  # fmt: skip
+    "history/read", "presence/list", "presence/names", "presence/read", "dedup/get",
+    "subscribers/expiry/ttl"}  # fmt: skip
 TOLD = {
     "topics/trigger",
     "topics/settle",

@@ -15,9 +15,10 @@ from idemgate import Bury, Gate, Retry, Trigger
 from idemgate.audit.slot import Slot, read_slot
 from idemgate.cli.doctor.examine import Namespace, examine_store
 from idemgate.core.calls import new_id
-from idemgate.core.keys import list_keys
+from idemgate.core.keys import list_keys, scope_history
 from idemgate.errors import NoResult, ResultTimeout
 from idemgate.guard.claim_calls import register_retention
+from idemgate.guard.heartbeat import note_history
 from idemgate.membership import heartbeats as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.operate.acts import perform
@@ -76,6 +77,14 @@ def guards(on: Stage) -> None:
     assert gate.forget("k")
     assert gate.claim("k").release()
     gate.once(key="{k}", scope="s", at_most_once=True)(lambda k: k)("x")
+    notes(gate)
+
+
+def notes(gate: Gate) -> None:
+    """Note what happened to a key, as the heartbeat thread does."""
+    name = scope_history(gate.namespace, "s", b"k")
+    for note in (b"one", b"another"):
+        gate.context.link.run(note_history(gate.context, name, [(0, note)]))
 
 
 def marks(on: Stage) -> None:
@@ -485,6 +494,7 @@ def operates(on: Stage) -> None:
     on.other.once(key="{n}", scope="claim")(lambda n: n)(1)
     on.lasting.context.link.run(register_retention(on.other.context, "claim", 60_000))
     assert asks(on.mine, "key", "resolve", key="asked", done=True)["resolved"]
+    notes(on.mine)
 
 
 def operates_on_topics(on: Stage) -> None:

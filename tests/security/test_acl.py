@@ -15,10 +15,13 @@ from idemgate import Gate
 from idemgate.audit.slot import Slot, read_slot
 from idemgate.cli import main
 from idemgate.cli.acl_rules import ROLES, rule
+from idemgate.core import keys
 from idemgate.core.calls import Call, new_id
 from idemgate.core.keys import patterns
 from idemgate.errors import IdemgateError, InvalidArgument, ServerRejected
 from idemgate.guard.claim_calls import register_retention
+from idemgate.guard.heartbeat import note_history
+from idemgate.history.calls import read_history
 from idemgate.lua import commands, names
 from idemgate.membership import heartbeats as members
 from idemgate.operate.acts import acts_call, record_call
@@ -341,8 +344,11 @@ class Scene:
             record_call(gate, "who", "what", "why"),
             acts_call(gate, 5),
             scopes_call(gate),
+            read_history(keys.scope_history(gate.namespace, "s", b"k"), gate.context.clock, b"k"),
+            note_history(gate.context, keys.scope_history(gate.namespace, "s", b"k"), [(0, b"note")]),
             presence.beat(gate.namespace, gate.context.clock, "0" * 32, b"report"),
             presence.list_ids(gate.namespace, gate.context.clock),
+            presence.list_names(gate.namespace, gate.context.clock),
             presence.read_reports(gate.namespace, gate.context.clock, ["0" * 32]),
             presence.leave(gate.namespace, gate.context.clock, "0" * 32),
             open_topic(gate.namespace, gate.context.clock, "new", calls.policy),

@@ -227,10 +227,10 @@ async def test_a_former_owner_changes_nothing(face: Any, clock: Clock, everythin
     (owner,) = await topic.take(10)
     before = everything()
     assert await topic.nack(former, items=[1]) == "lost"
-    # Only the count of what was lost rose, and the answer is remembered
+    # Only the count of what was lost rose, the history tells it, and the answer is remembered
     after = everything()
     changed = {key.rpartition(b":")[2] for key in after if after[key] != before.get(key)}
-    assert changed <= {b"meta", b"replies0", b"replies1"}
+    assert changed <= {b"meta", b"history", b"replies0", b"replies1"}
     assert await topic.ack(owner) == "ok"
 
 

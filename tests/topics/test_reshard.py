@@ -111,8 +111,7 @@ async def test_nothing_stays_behind(face: Face, clock: Clock, everything: Callab
     await _filled(topic, clock)
     await topic.reshard(1)
     left = [key.decode().partition("}:") for key in everything() if b"/4}" in key]
-    assert {part for _, _, part in left} == {"meta"}
-    assert len(left) == 4
+    assert sorted(part for _, _, part in left if part != "history") == ["meta"] * 4
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 8), (8, 2)])

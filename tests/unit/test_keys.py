@@ -101,10 +101,17 @@ def test_the_layout_is_what_it_was() -> None:
     assert keys.presence("shop", "0" * 32) == (b"ig2:{shop:presence}", b"ig2:{shop:presence}:" + b"0" * 32)
     index, report = keys.presence("shop", "0" * 32)
     assert keys.owner_of("shop", index) == keys.Owner("presence")
+    assert keys.owner_of("shop", keys.process_names("shop")) == keys.Owner("names")
+    history = keys.scope_history("shop", "a:b", b"k")
+    assert history == b"ig2:{shop:history:a%3Ab:13}"
+    assert keys.owner_of("shop", history) == keys.Owner("history", "a%3Ab")
     assert keys.owner_of("shop", report) == keys.Owner("report", "0" * 32)
     assert keys.slot("shop", "images", 3, 16)[0] == b"ig2:{shop:topic:images:3/16}:scheduled"
     assert len(keys.slot("shop", "images", 3, 16)) == 15
     assert keys.outbox("shop", "images", 3, 16) == b"ig2:{shop:topic:images:3/16}:out"
+    history = keys.slot_history("shop", "images", 3, 16)
+    assert history == b"ig2:{shop:topic:images:3/16}:history"
+    assert keys.owner_of("shop", history) == keys.Owner("history", "images", 3, 16, "history")
 
 
 # -- where a key goes -------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ LEVELS = [
     {"topics"},
     {"subscribers"},
     {"worker"},
-    {"presence"},
+    {"presence", "history"},
     {"audit"},
     {"gate_aio"},
     {"gate"},

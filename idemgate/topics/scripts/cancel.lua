@@ -6,7 +6,8 @@
 --- ARGV[2] request id
 --- ARGV[3] policy (topics/lib/slot/slot)
 --- ARGV[4] key
---- ARGV[5] failure of the dead letter, only if the message is to be buried
+--- ARGV[5] name of the process
+--- ARGV[6] failure of the dead letter, only if the message is to be buried
 --- Returns {"cancelled", now ms} {"buried", now ms} (no delivery of the message starts after this) {"in_flight", now ms} (to bury:
 ---         no message is pending) {"absent", now ms} {"foreign", now ms, problem}
 --- Keys: hash
@@ -20,7 +21,8 @@
 --- @include "topics/lib/slot/reopen_window"
 --- @include "topics/lib/slot/store_result"
 --- @include "topics/lib/schedule/hints"
-local K, p, key, failure = slot(KEYS), policy(ARGV[3]), ARGV[4], ARGV[5]
+--- @include "topics/lib/slot/history"
+local K, p, key, failure = slot(KEYS), policy(ARGV[3]), ARGV[4], ARGV[6]
 K.results = p.results and { [0] = KEYS[16], [1] = KEYS[17] }
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
@@ -72,8 +74,11 @@ if packed then
   end
   add_counters(K, failure and { buried = 1, buried_triggers = m.count } or { cancelled = 1, cancelled_triggers = m.count })
   store_result(K, p, key, m, failure and "d" .. failure or "c", now_ms, running and running.serial)
+  note_transition(K, failure and "buried" or "cancelled", key, nil, m)
 end
 if d and not failure then -- fault: bury-running
   redis.call("HSET", K.inflight, key, format_entry(d.token, d.due or running.due, true, running.count, running.group)) -- fault: cancel-running
+  note_transition(K, "cancel_asked", key, d.token, running)
 end
+write_history(K, ARGV[5], now_ms)
 return remember_reply(K, ARGV[2], now_ms, { failure and "buried" or d and "in_flight" or "cancelled", now_ms })

@@ -37,7 +37,7 @@ local function steps()
   end
   -- Read the schedule before the first write: its keys may have another type.
   local due = waiting_due(K, now_ms) or false
-  local ended, changed = settle_deliveries(K, p, cmsgpack.unpack(ARGV[4]), others, now_ms)
+  local ended, changed = settle_deliveries(K, p, cmsgpack.unpack(ARGV[4]), others, now_ms, ARGV[2])
   if not ended then
     return { "foreign", now_ms, changed }
   elseif changed then

@@ -47,7 +47,7 @@ else
   for i = 11, #ARGV, 4 do
     others[tonumber(ARGV[i])] = { ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3] }
   end
-  local outcomes, found = settle_deliveries(K, p, cmsgpack.unpack(ARGV[4]), others, now_ms)
+  local outcomes, found = settle_deliveries(K, p, cmsgpack.unpack(ARGV[4]), others, now_ms, ARGV[2])
   if not outcomes then
     return { "foreign", now_ms, found }
   end

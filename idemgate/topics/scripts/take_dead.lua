@@ -6,7 +6,8 @@
 --- ARGV[3] policy (topics/lib/slot/slot)
 --- ARGV[4] "redrive" | "delete"
 --- ARGV[5] maximum number of letters, oldest first, if no id is given
---- ARGV[6..] ids; a call handles 128 KiB of letters or a single one, and as many bytes of messages to merge with
+--- ARGV[6] name of the process
+--- ARGV[7..] ids; a call handles 128 KiB of letters or a single one, and as many bytes of messages to merge with
 --- Returns {"ok", now ms, letters removed, letters left, ids handled, letters deleted as outdated} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "topics/lib/slot/slot"
@@ -16,6 +17,7 @@
 --- @include "topics/lib/schedule/hints"
 --- @include "topics/lib/slot/budget"
 --- @include "topics/lib/slot/require_storing"
+--- @include "topics/lib/slot/history"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local known_reply = early_reply(K, ARGV[2], now_ms)
@@ -23,7 +25,7 @@ if known_reply then
   return known_reply
 end
 local problem
-local ids = { unpack(ARGV, 6) }
+local ids = { unpack(ARGV, 7) }
 if #ids == 0 then
   ids = redis.call("ZRANGE", K.dead, 0, tonumber(ARGV[5]) - 1)
 end
@@ -70,10 +72,14 @@ for i = 1, accepted do
     taken, triggers = taken + 1, triggers + m.count
     if ARGV[4] == "redrive" and is_outdated(letter[1], m.version) then
       outdated, old_triggers = outdated + 1, old_triggers + m.count
+      note_transition(K, "outdated", letter[1], nil, m)
     elseif ARGV[4] == "redrive" then
+      note_transition(K, "redriven", letter[1], nil, m)
       m.attempts, m.pinned = 0, 0 -- fault: redriven
       m.earlier = ""
       folded = folded + requeue(K, p, letter[1], m, now_ms, reason.redrive)
+    else
+      note_transition(K, "deleted", letter[1], nil, m)
     end
   end
 end
@@ -86,4 +92,5 @@ if taken > 0 and ARGV[4] == "redrive" then
 elseif taken > 0 then
   add_counters(K, { deleted = taken, deleted_triggers = triggers }) -- fault: deleted-count
 end
+write_history(K, ARGV[6], now_ms)
 return remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, taken, redis.call("ZCARD", K.dead), accepted, outdated })

@@ -5,10 +5,12 @@
 --- ARGV[2] name of the change
 --- ARGV[3] "1" = delete, "0" = count only
 --- Returns {"ok", now ms, pending, in flight, dead} {"open", now ms} (another change closed or reopened it) {"foreign", now ms, problem}
+--- Keys: history
 --- @include "lib/now"
 --- @include "topics/lib/slot/slot"
 --- @include "topics/lib/validate/slot"
 --- @include "topics/lib/validate/stored"
+--- @include "topics/lib/slot/history"
 local K = slot(KEYS)
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem, closed = validate_slot(K)
@@ -31,6 +33,8 @@ if ARGV[3] == "1" then
   for _, part in ipairs({ "scheduled", "messages", "next", "leases", "inflight", "dead", "dead_data", "meta", "dedup", "dedup_expiry", "ready", "group_active", "group_waiting" }) do
     redis.call("UNLINK", K[part])
   end
+  local history = history_of(K)
+  redis.pcall("UNLINK", history)
   redis.call("HSET", K.meta, "v", "closed " .. ARGV[2], "gone", cmsgpack.pack(found))
   redis.call("PEXPIRE", K.meta, 86400000)
 end

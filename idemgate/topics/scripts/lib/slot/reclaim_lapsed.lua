@@ -2,8 +2,8 @@
 --- @include "topics/lib/slot/lease_times"
 -- Reclaim deliveries whose lease lapsed, at most 32, within the byte budget. A corrupt entry stops it: that one and the
 -- ones behind it stay untouched. Return the remaining bytes, and the problem of the corrupt entry. The functions for it are
--- created only if a lease lapsed.
-local function reclaim_lapsed(K, p, lease, now_ms, done)
+-- created only if a lease lapsed. `request` is the id of the request.
+local function reclaim_lapsed(K, p, lease, now_ms, done, request)
   local until_now, problem = "(" .. lease_start(K, now_ms + 1), nil
   local lapsed = redis.call("ZRANGEBYSCORE", K.leases, "-inf", until_now, "LIMIT", 0, 32) -- fault: lapse-time
   if #lapsed == 0 then
@@ -16,6 +16,7 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
   --- @include "topics/lib/dead_letters"
   --- @include "topics/lib/slot/store_result"
   --- @include "topics/lib/slot/require_storing"
+  --- @include "topics/lib/slot/history"
   local LAPSED = "lease lapsed: its worker vanished or stalled"
 
   -- Return when to retry a message whose lease lapsed: at once after the first lapse, later at a pseudo-random moment
@@ -39,16 +40,19 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
     end_delivery(K, key)
     add_count("lapsed", 1)
     m.attempts = m.attempts + 1
+    note_transition(K, "lapsed", key, entry.token, m)
     if entry.cancelled then
       add_count("cancelled", 1)
       add_count("cancelled_triggers", m.count)
       store_result(K, p, key, m, "c", now_ms)
+      note_transition(K, "cancelled", key, entry.token, m)
       finish_delivery(K, p, key, m.group, true)
     elseif is_exhausted(p, m) then
       add_count("buried", 1)
       add_count("buried_triggers", m.count)
       add_dead_letter(K, key, m, LAPSED, tonumber(entry.token), now_ms)
       store_result(K, p, key, m, "d" .. LAPSED, now_ms)
+      note_transition(K, "buried", key, entry.token, m)
       finish_delivery(K, p, key, m.group, true)
     else
       m.failure = LAPSED
@@ -74,5 +78,6 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
   if done.buried then
     discard_dead_letters(K, p, now_ms)
   end
+  write_history(K, string.sub(request, 1, 8), now_ms)
   return room, problem
 end

@@ -11,6 +11,7 @@
 --- @include "topics/lib/slot/require_storing"
 --- @include "topics/lib/schedule/requeue"
 --- @include "topics/lib/slot/store_result"
+--- @include "topics/lib/slot/history"
 -- Keep only the failed items in a message. `packed` is {failure, number of failed items, their accumulator}. An
 -- appended item is one trigger, so the triggers of the other items are done. The triggers behind union items or
 -- fields are unknown, so all of them stay counted. Return the failure, the number of items, and the number of
@@ -43,6 +44,7 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
     return "ok"
   elseif d.cancelled and verb ~= "bury" then -- fault: settle-cancelled
     store_result(K, p, key, m, "c", now_ms)
+    note_transition(K, "cancelled", key, d.token, m)
     add_count("cancelled", 1)
     add_count("cancelled_triggers", m.count)
     finish_delivery(K, p, key, m.group, true)
@@ -64,6 +66,7 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
     add_count("buried_triggers", m.count)
     add_dead_letter(K, key, m, failure, tonumber(d.token), now_ms)
     store_result(K, p, key, m, "d" .. failure, now_ms)
+    note_transition(K, "buried", key, d.token, m)
     finish_delivery(K, p, key, m.group, true)
     return "dead"
   end
@@ -104,7 +107,7 @@ local function read_deliveries(K, p, keys, tokens, others)
 end
 
 -- Settle deliveries of any kind, as `settle_deliveries` does.
-local function settle_any(K, p, keys, tokens, others, now_ms)
+local function settle_any(K, p, keys, tokens, others, now_ms, request)
   local problem = validate_slot(K)
   if problem then
     return nil, problem
@@ -138,6 +141,7 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
     elseif not entry or (d and d.token or entry) ~= tokens[i] then -- fault: settle-token
       reply[i] = "lost"
       add_count("lost", 1)
+      note_transition(K, "lost", key, tokens[i])
     else
       live[key] = false -- a delivery is settled at most once per call
       if other then
@@ -164,5 +168,6 @@ local function settle_any(K, p, keys, tokens, others, now_ms)
     discard_dead_letters(K, p, now_ms)
   end
   add_counters(K, done)
+  write_history(K, string.sub(request, 1, 8), now_ms)
   return reply, true
 end

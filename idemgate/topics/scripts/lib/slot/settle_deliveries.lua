@@ -28,12 +28,12 @@ local function read_behind(K, keys)
   return redis.call("HMGET", K.next, unpack(keys))
 end
 
--- Settle acks of deliveries that have no group and were not cancelled. `next_messages` holds what `read_behind` returned.
--- Return one word per delivery, and whether messages were scheduled. Return nil if a delivery needs `settle_any`: then
--- nothing was written.
+-- Settle acks of deliveries that are held, have no group and were not cancelled. `next_messages` holds what `read_behind`
+-- returned. Return one word per delivery, and whether messages were scheduled. Return nil if a delivery needs `settle_any`:
+-- then nothing was written.
 local function settle_plain(K, keys, tokens, next_messages)
   local entries, stored = read_entries(K, keys, tokens)
-  local acked, n, triggers, lost, reply, behind = {}, 0, 0, 0, {}, {}
+  local acked, n, triggers, reply, behind = {}, 0, 0, {}, {}
   redis.call("HLEN", K.messages) -- a key of another type must end this before the first write
   for i = 1, #keys do
     local key, token, count, packed = keys[i], entries[keys[i]], 1, next_messages[i]
@@ -43,27 +43,19 @@ local function settle_plain(K, keys, tokens, next_messages)
         return nil
       end
     end
-    if token ~= tokens[i] then -- fault: ack-token
-      lost, reply[i] = lost + 1, "lost"
-    elseif packed and not read_header(packed) then
+    if token ~= tokens[i] or packed and not read_header(packed) then -- fault: ack-token
       return nil
-    else
-      n, triggers, behind[key] = n + 1, triggers + count, packed or nil
-      acked[n], entries[key], reply[i] = key, nil, "ok" -- it is settled at most once
     end
+    n, triggers, behind[key] = n + 1, triggers + count, packed or nil
+    acked[n], entries[key], reply[i] = key, nil, "ok" -- it is settled at most once
   end
   -- @allow HDEL HSET PEXPIRE UNLINK ZADD ZRANGE
   local schedules = next(behind) ~= nil
   if schedules then
     redis.call("ZCARD", K.scheduled)
   end
-  if n > 0 then
-    remove_acked(K, acked, behind, stored)
-  else
-    redis.call("ZCARD", K.leases)
-    redis.call("HDEL", K.meta, "") -- a server without memory refuses a script whose first write may allocate
-  end
-  add_counters(K, { acked = n, acked_triggers = triggers, lost = lost })
+  remove_acked(K, acked, behind, stored)
+  add_counters(K, { acked = n, acked_triggers = triggers })
   return reply, schedules
 end
 
@@ -71,7 +63,7 @@ end
 -- is not a plain ack to {verb, delay in ms, failure}. Messages waiting behind the deliveries are scheduled.
 -- Deliveries beyond `max_call_bytes` return "left" and need another call. Return one word per delivery and whether other
 -- messages may have been scheduled. On a problem return nil and the problem; nothing was written.
-local function settle_deliveries(K, p, endings, others, now_ms)
+local function settle_deliveries(K, p, endings, others, now_ms, request)
   local keys, tokens = split_endings(endings)
   -- Two paths: with `settle_any` alone, settling takes 9 % more instructions.
   local next_messages = not next(others) and #keys > 0 and read_behind(K, keys)
@@ -82,5 +74,5 @@ local function settle_deliveries(K, p, endings, others, now_ms)
     end
   end
   --- @include "topics/lib/slot/settle_any"
-  return settle_any(K, p, keys, tokens, others, now_ms)
+  return settle_any(K, p, keys, tokens, others, now_ms, request)
 end

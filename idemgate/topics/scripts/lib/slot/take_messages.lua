@@ -170,7 +170,7 @@ local function take_messages(K, p, now_us, request, want)
     rate = restart_times(K, now_us, want, rate)
   end
   local bytes
-  bytes, problem = reclaim_lapsed(K, p, want.lease, now_ms, done)
+  bytes, problem = reclaim_lapsed(K, p, want.lease, now_ms, done, request)
   local wanted, opens = count_permitted(K, want, done.lapsed and math.min(want.most, 32) or want.most, meta[4], rate, now_us)
   local unranked, unsorted
   if wanted > 0 and ranked and not problem then

@@ -26,6 +26,15 @@ local function accept_any(t)
     }
   end
 
+  -- Note the triggers that were dropped because of their version or a full message. A closed window is the usual path.
+  local function note_refused()
+    --- @include "topics/lib/slot/history"
+    for _, one in ipairs(call.refused) do
+      note_transition(K, one[1], one[2], nil, one[3])
+    end
+    write_history(K, string.sub(t.args[2], 1, 8), now_ms)
+  end
+
   -- Parse the options of a trigger: a time (parse_time), or {time or "", priority or "", group or "", version or "",
   -- event id (topics/lib/events) or ""}. In the returned table, `at` is a time in ms or nil for the policy's.
   local function parse_options(given)
@@ -136,6 +145,9 @@ local function accept_any(t)
   end
   done.scheduled, done.accepted, done.items_dropped = nil, accepted, call.lost
   add_counters(K, done)
+  if #call.refused > 0 then
+    note_refused()
+  end
   publish_hint(K, old_earliest, earliest_due(K))
   local reply, last = { "ok", now_ms }, 2 -- each code once, with the number of triggers in turn that have it
   for _, code in ipairs(replied) do

@@ -1,0 +1,113 @@
+"""The stored forms of what happened: transitions of messages and guarded keys, and acts of operators."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from hashlib import sha1
+from typing import Any, NamedTuple
+
+import msgpack
+
+from idemgate.core.calls import PROCESS_BYTES
+from idemgate.core.codec.decoding import unpack, wrap_decode_errors
+from idemgate.core.codec.packing import pack
+from idemgate.core.text import cut
+
+__all__ = [
+    "HISTORY_LASTS", "KEPT", "KEPT_ACTS", "Act", "Transition", "decode_act", "decode_transition", "pack_act",
+    "pack_transition", "stored_key",
+]  # fmt: skip
+
+KEPT = 64
+"""The number of transitions that a slot keeps."""
+HISTORY_LASTS = 30 * 86_400_000
+"""Ms after which a history is gone, counted from its last transition. As in `topics/scripts/lib/slot/history.lua`."""
+_LONGEST_KEY = 128
+_TIME = 6
+"""The bytes of the time in ms, before the packed array."""
+
+
+class Transition(NamedTuple):
+    """What happened to a message or a guarded key.
+
+    Attributes:
+        at: The time, by the server's clock.
+        what: "cancelled", "lapsed", ... (`topics/scripts/lib/slot/history.lua`).
+        key: The key, or "#" and its SHA-1 if it has more than 128 bytes.
+        token: The fencing token of the delivery; None if there was none.
+        attempts: The attempts of the message so far; 0 if they are unknown.
+        triggers: The number of its triggers; 0 if it is unknown.
+        by: The process: its name, which is longer than 8 bytes, or what the ids of its requests begin with, as hex.
+        error: The error of a run that failed, or "".
+    """
+
+    at: datetime
+    what: str
+    key: str
+    token: int | None
+    attempts: int
+    triggers: int
+    by: str
+    error: str
+
+
+def stored_key(raw_key: bytes, hidden: bool = False) -> bytes:
+    """Return the bytes by which a history names a key. A hidden one is named by its SHA-1, as a long one is."""
+    if hidden or len(raw_key) > _LONGEST_KEY:
+        return b"#" + sha1(raw_key, usedforsecurity=False).hexdigest().encode()
+    return raw_key
+
+
+def pack_transition(what: str, key: bytes, token: int, attempts: int, number: int, by: str, error: str) -> bytes:
+    """Pack a transition of a guarded key, without its time. `number` tells it from others with the same facts."""
+    packed: bytes = msgpack.packb(
+        [what, key, b"%d" % token if token else b"", attempts, 0, number, by, error], use_bin_type=False
+    )
+    return packed
+
+
+def decode_transition(entry: bytes) -> Transition:
+    """Decode an entry of a history. Raises DecodeError."""
+    with wrap_decode_errors("a transition"):
+        fields: list[Any] = unpack(entry[_TIME:], "a transition")
+        what, key, token, attempts, triggers, _, by, *errors = fields
+        return Transition(
+            datetime.fromtimestamp(int.from_bytes(entry[:_TIME]) / 1000, UTC), _text(what), _text(key),
+            int(token) if token else None, int.__int__(attempts), int.__int__(triggers),
+            by.hex() if len(by) == PROCESS_BYTES else _text(by), _text(errors[0]) if errors else "",
+        )  # fmt: skip
+
+
+def _text(value: bytes) -> str:
+    return bytes.decode(value, errors="backslashreplace")
+
+
+# -- acts -------------------------------------------------------------------------------------------------------------
+
+KEPT_ACTS = 1000
+"""The number of acts that a namespace keeps."""
+_LONGEST_TEXT = 500
+"""The most characters of each text of an act. Keys may be longer."""
+_ACT_HEAD = 24
+"""The bytes before the packed texts: the time in ms, and the id of the act (`operate/scripts/record.lua`)."""
+
+
+class Act(NamedTuple):
+    """A change: when, who asked for it, the command, and the reason."""
+
+    at: datetime
+    who: str
+    what: str
+    why: str
+
+
+def pack_act(who: str, what: str, why: str) -> bytes:
+    """Return the part of an act that the client packs. Long texts are cut."""
+    return pack([cut(text, _LONGEST_TEXT) for text in (who, what, why)])
+
+
+def decode_act(entry: bytes) -> Act:
+    """Decode an entry of the list of acts. Raises DecodeError."""
+    with wrap_decode_errors("an act"):
+        who, what, why = map(str.__str__, unpack(entry[_ACT_HEAD:], "an act", raw=False))
+        return Act(datetime.fromtimestamp(int.from_bytes(entry[:8]) / 1000, UTC), who, what, why)

@@ -1,0 +1,1 @@
+"""History: what happened to the messages of a key, for those who ask later."""

@@ -1,0 +1,80 @@
+"""Calls that read histories: of a list beside a slot, and of all slots in which a key may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from idemgate.core import keys
+from idemgate.core.calls import Call, Plan, call, run_call, run_calls, stamp
+from idemgate.core.clock import Clock
+from idemgate.core.history import HISTORY_LASTS, KEPT, Transition, decode_transition, stored_key
+from idemgate.core.keys import Key
+from idemgate.store.context import Context
+from idemgate.topics.messages import moment
+from idemgate.topics.policy import slots_of
+from idemgate.topics.registry import RegistryEntry, list_entries
+
+__all__ = ["KeyHistory", "find_guard_history", "find_message_history", "read_history"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHistory:
+    """What is known of a key in a topic or a scope.
+
+    Attributes:
+        transitions: Its transitions, the newest first.
+        since: The time from which none is missing. Older ones may be there, too.
+    """
+
+    transitions: tuple[Transition, ...]
+    since: datetime
+
+
+def read_history(name: bytes, clock: Clock | None, raw_key: bytes) -> Call[KeyHistory]:
+    """Build the call that reads what one list holds of a key."""
+
+    def read(reply: list[Any]) -> KeyHistory:
+        now_ms, stored, oldest_ms = reply[1:4]
+        since_ms = oldest_ms if stored >= KEPT else now_ms - HISTORY_LASTS
+        transitions = tuple(decode_transition(entry) for entry in reply[4:])
+        return KeyHistory(transitions, moment(since_ms))
+
+    return call("history/read", (name,), (stamp(clock), stored_key(raw_key), stored_key(raw_key, hidden=True)), read)
+
+
+def find_message_history(context: Context, key: Key) -> Plan[dict[str, KeyHistory]]:
+    """Return the history of a key in each topic, by their names.
+
+    The group of a key is unknown, so each slot is read, also those that the topic had before its number was changed.
+    """
+    entries = yield from run_call(list_entries(context.namespace, context.clock))
+    lists = {entry.name: _lists_of(context, entry) for entry in entries}
+    raw_key = keys.raw(key)
+    answers = iter(
+        (yield from run_calls(read_history(name, context.clock, raw_key) for names in lists.values() for name in names))
+    )
+    return {topic: join_histories(next(answers) for _ in names) for topic, names in lists.items()}
+
+
+def find_guard_history(context: Context, key: Key, scopes: Sequence[str]) -> Plan[dict[str, KeyHistory]]:
+    """Return the history of a guarded key in each of these scopes, by their names."""
+    raw_key = keys.raw(key)
+    lists = [keys.scope_history(context.namespace, scope, raw_key) for scope in scopes]
+    found = yield from run_calls(read_history(name, context.clock, raw_key) for name in lists)
+    return dict(zip(scopes, found, strict=True))
+
+
+def _lists_of(context: Context, entry: RegistryEntry) -> list[bytes]:
+    """Return the names of the lists of a topic, of its former numbers of slots, too."""
+    counts = sorted({entry.decode(slots_of), *entry.was, *((entry.to,) if entry.to > 0 else ())})
+    return [keys.slot_history(context.namespace, entry.name, slot, slots) for slots in counts for slot in range(slots)]
+
+
+def join_histories(histories: Iterable[KeyHistory]) -> KeyHistory:
+    """Return one history of several parts. None of its transitions is missing since the latest time of a part."""
+    parts = list(histories)
+    transitions = sorted((one for part in parts for one in part.transitions), key=lambda one: one.at, reverse=True)
+    return KeyHistory(tuple(transitions), max(part.since for part in parts))

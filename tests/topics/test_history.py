@@ -1,0 +1,198 @@
+"""The history of a topic: what happened to a key outside the usual path, for those who ask when it is gone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from idemgate import Gate, Trigger, append
+from idemgate.core import keys
+from idemgate.core.calls import process_bytes, run_plan
+from idemgate.core.history import HISTORY_LASTS, KEPT
+from idemgate.core.process import process_name
+from idemgate.history.calls import KeyHistory, find_message_history
+from idemgate.testing import Clock
+from tests.for_each import for_each
+
+ME = process_bytes().hex()
+
+
+def history(gate: Gate, key: str = "k", topic: str = "t") -> KeyHistory:
+    return run_plan(find_message_history(gate.context, key), gate.context.link.run_all)[topic]
+
+
+def told(gate: Gate, key: str = "k") -> list[tuple[Any, ...]]:
+    """Return what the history tells of a key, the oldest first."""
+    return [(one.what, one.attempts, one.triggers) for one in reversed(history(gate, key).transitions)]
+
+
+async def test_the_usual_path_leaves_no_trace(face: Any, gate: Gate, raw: Any, namespace: str) -> None:
+    # Given messages that were triggered, merged, retried, given back and done
+    topic = face.topic("t", window="1s", backoff="0s")
+    for end in (topic.nack, topic.release, topic.ack):
+        await topic.trigger_many([Trigger("k"), Trigger("k", version=3), Trigger("l", delay=0)])
+        face.gate.context.clock.advance("1h")
+        for delivery in await topic.take(10):
+            await end(delivery)
+    # Then there is no history
+    assert told(gate) == []
+    assert not raw.exists(keys.slot_history(namespace, "t", 0, 1))
+
+
+async def test_a_cancelled_message_is_told_from_one_that_never_arrived(face: Any, gate: Gate, clock: Clock) -> None:
+    # Given a key whose message was cancelled
+    topic = face.topic("t", window="1m")
+    await topic.trigger_many([("k", 1), ("k", 2)])
+    assert await topic.cancel("k") == "cancelled"
+    at = clock.now()
+    clock.advance("1h")
+    # Then its history says so, with the time and the process
+    found = history(gate)
+    [one] = found.transitions
+    assert (one.what, one.key, one.at, one.triggers, one.by) == ("cancelled", "k", at, 2, process_name())
+    # And that of another key says since when there would be a trace
+    other = history(gate, "never")
+    assert other == KeyHistory((), clock.now() - timedelta(milliseconds=HISTORY_LASTS))
+
+
+async def test_a_delivery_that_is_cancelled_leaves_two_traces(face: Any, gate: Gate) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k")
+    [delivery] = await topic.take(1)
+    await topic.cancel("k")
+    assert await topic.nack(delivery) == "cancelled"
+    assert told(gate) == [("cancel_asked", 0, 1), ("cancelled", 0, 1)]
+    assert [one.token for one in history(gate).transitions] == [delivery.token] * 2
+
+
+async def test_a_duplicate_that_ran_twice_is_explained(face: Any, gate: Gate, clock: Clock) -> None:
+    # Given a delivery whose lease lapsed, and that was delivered again
+    topic = face.topic("t", lease="10s")
+    await topic.trigger("k")
+    [late] = await topic.take(1)
+    clock.advance("11s")
+    [again] = await topic.take(1)
+    # When both end
+    assert await topic.ack(late) == "lost"
+    assert await topic.ack(again) == "ok"
+    # Then the history tells which one was late, and who took it over
+    lapsed, lost = reversed(history(gate).transitions)
+    assert (lapsed.what, lapsed.token, lapsed.attempts, lapsed.by) == ("lapsed", late.token, 1, ME)
+    assert (lost.what, lost.token, lost.by) == ("lost", late.token, ME)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_lease_that_lapses_last_is_told_with_what_follows(
+    face: Any, gate: Gate, clock: Clock, cancelled: bool
+) -> None:
+    topic = face.topic("t", lease="10s", max_attempts=1)
+    await topic.trigger("k")
+    await topic.take(1)
+    if cancelled:
+        await topic.cancel("k")
+    clock.advance("11s")
+    assert await topic.take(1) == []
+    assert [what for what, _, _ in told(gate)][-2:] == ["lapsed", "cancelled" if cancelled else "buried"]
+
+
+async def test_dead_letters_are_followed(face: Any, gate: Gate) -> None:
+    # Given a message that died, was redriven, died again and was deleted; and one that was buried by its key
+    topic = face.topic("t", max_attempts=1)
+    await topic.trigger("k")
+    for end in (topic.dead.redrive, topic.dead.delete):
+        [delivery] = await topic.take(1)
+        assert await topic.nack(delivery) == "dead"
+        [letter] = await topic.dead.list()
+        await end([letter.id])
+    await topic.trigger("l")
+    await topic.bury("l")
+    # Then each step is told
+    assert told(gate) == [("buried", 1, 1), ("redriven", 1, 1), ("buried", 1, 1), ("deleted", 1, 1)]
+    assert told(gate, "l") == [("buried", 0, 1)]
+
+
+async def test_a_letter_that_is_outdated_is_told(face: Any, gate: Gate) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k", version=1)
+    await topic.bury("k")
+    await topic.trigger("k", version=2)
+    await topic.dead.redrive()
+    assert [what for what, _, _ in told(gate)] == ["buried", "outdated"]
+
+
+async def test_triggers_that_are_dropped_are_told_except_by_a_window(face: Any, gate: Gate) -> None:
+    # Given triggers that are too old, and that find no room
+    topic = face.topic("t", merge=append(1), window="1h")
+    await topic.trigger_many([Trigger("k", 1, version=2), Trigger("k", 1, version=1), Trigger("k", 2, version=2)])
+    assert told(gate) == [("dropped_version", 0, 0), ("dropped_full", 0, 1)]
+    # And one that a leading edge drops, as it should
+    edge = face.topic("edge", window="1h", edge="leading")
+    await edge.trigger("k")
+    assert (await edge.trigger("k")).status == "dropped"
+    assert history(gate, topic="edge").transitions == ()
+
+
+async def test_a_request_that_is_sent_again_is_told_once(face: Any, gate: Gate) -> None:
+    calls = gate.topic("t").open()
+    await face.topic("t").trigger("k")
+    request = calls.cancel("k")
+    assert [gate.context.link.run(request) for _ in range(3)] == ["cancelled"] * 3
+    assert told(gate) == [("cancelled", 0, 1)]
+
+
+async def test_a_slot_keeps_the_newest_and_says_since_when(
+    face: Any, gate: Gate, raw: Any, namespace: str, clock: Clock
+) -> None:
+    # Given more cancelled messages than a slot keeps
+    topic = face.topic("t")
+    for n in range(KEPT + 3):
+        clock.advance("1s")
+        await topic.trigger(f"k{n}")
+        await topic.cancel(f"k{n}")
+    # Then the oldest are gone, and nothing is missing since the oldest that is kept
+    assert [history(gate, f"k{n}").transitions != () for n in (0, 2, 3, KEPT + 2)] == [False, False, True, True]
+    assert history(gate, "never").since == clock.now() - timedelta(seconds=KEPT - 1)
+    # And the history ends some time after its last entry
+    name = keys.slot_history(namespace, "t", 0, 1)
+    assert raw.llen(name) == KEPT
+    assert HISTORY_LASTS - 60_000 < raw.pttl(name) <= HISTORY_LASTS
+
+
+@for_each("key", ["k" * 128, "k" * 129, "k" * 65_536, "\0\n", b"\xff", 7])
+def test_any_key_is_found_again_and_a_long_one_takes_little(key: Any, gate: Gate, raw: Any, namespace: str) -> None:
+    topic = gate.topic("t")
+    topic.trigger(key)
+    topic.cancel(key)
+    found = run_plan(find_message_history(gate.context, key), gate.context.link.run_all)["t"]
+    assert [one.what for one in found.transitions] == ["cancelled"]
+    assert len(raw.lindex(keys.slot_history(namespace, "t", 0, 1), 0)) < 400
+
+
+async def test_a_history_stays_where_it_is_when_the_number_of_slots_changes(
+    face: Any, gate: Gate, raw: Any, namespace: str
+) -> None:
+    # Given a topic that was changed to four slots and to two, with a cancelled message in each layout
+    topic = face.topic("t")
+    for slots in (4, 2, 0):
+        await topic.trigger("k", group=f"g{slots}")
+        await topic.cancel("k", group=f"g{slots}")
+        if slots:
+            await topic.reshard(slots)
+    # Then all are found, whatever the group
+    assert [what for what, _, _ in told(gate)] == ["cancelled"] * 3
+    assert len(list(raw.scan_iter("*:history"))) == 3
+    # And they are gone with the topic
+    await topic.delete()
+    assert list(raw.scan_iter("*:history")) == []
+
+
+async def test_a_history_of_another_type_costs_no_message(face: Any, gate: Gate, raw: Any, namespace: str) -> None:
+    name = keys.slot_history(namespace, "t", 0, 1)
+    raw.set(name, "x")
+    topic = face.topic("t")
+    await topic.trigger("k")
+    assert await topic.cancel("k") == "cancelled"
+    assert (await topic.stats())["cancelled"] == 1
+    raw.delete(name)
