@@ -14,6 +14,7 @@ from idemgate.guard.claim import AioClaim, BaseClaim, claim_request, claim_reque
 from idemgate.guard.claim_calls import Record
 from idemgate.guard.manage import cancel, forget, inspect, mark_call, mark_calls, resolve
 from idemgate.guard.options import ClaimOptions
+from idemgate.history.trace import EventTraces, trace_event
 from idemgate.store.context import Context
 from idemgate.topics.policy import TopicOptions
 from idemgate.topics.registry import StoredTopic, stored_topics_async
@@ -106,6 +107,10 @@ class AioGate:
     async def stored_topics(self, *, active: bool = False) -> list[StoredTopic]:
         """Return every topic that the store holds; see `Gate.stored_topics`."""
         return await stored_topics_async(self.context, active)
+
+    async def trace(self, event_id: Key, *, topic: str | None = None, key: Key | None = None) -> EventTraces:
+        """Return what became of the triggers with an event id; see `Gate.trace`."""
+        return await run_plan_async(trace_event(self.context, event_id, topic, key), self.context.aio_link.run_all)
 
     def worker(
         self,

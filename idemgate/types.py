@@ -17,6 +17,7 @@ from idemgate.guard.decorator import OnceFunction, once_function
 from idemgate.guard.guard import Keep
 from idemgate.guard.options import ClaimOptions, GuardOptions, NoSkipOptions
 from idemgate.guard.sink.protocol import AioSink, Sink, SinkEntry, StoredResult
+from idemgate.history.trace import EventTrace, EventTraces, TracedDelivery
 from idemgate.membership.member import Member, Membership
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest
 from idemgate.subscribers import Entry, Expired, ListEntry, PubSubMessage, Subscriber
@@ -42,6 +43,8 @@ __all__ = [
     "DeletedTopic",
     "Duration",
     "Entry",
+    "EventTrace",
+    "EventTraces",
     "Execution",
     "Expired",
     "GuardOptions",
@@ -72,6 +75,7 @@ __all__ = [
     "StoredTopic",
     "StoredVersion",
     "Subscriber",
+    "TracedDelivery",
     "Verdict",
     "check_function",
     "milliseconds",

@@ -14,12 +14,14 @@ from idemgate.core.codec.packing import pack
 from idemgate.core.text import cut
 
 __all__ = [
-    "HISTORY_LASTS", "KEPT", "KEPT_ACTS", "Act", "Transition", "decode_act", "decode_transition", "pack_act",
-    "pack_transition", "stored_key",
+    "HISTORY_LASTS", "KEPT", "KEPT_ACTS", "MOST_KEPT", "Act", "Transition", "decode_act", "decode_transition",
+    "pack_act", "pack_transition", "stored_key",
 ]  # fmt: skip
 
 KEPT = 64
 """The number of transitions that a slot keeps."""
+MOST_KEPT = 1000
+"""The most transitions that a slot keeps, if its topic asks for more. A call reads all of them."""
 HISTORY_LASTS = 30 * 86_400_000
 """Ms after which a history is gone, counted from its last transition. As in `topics/scripts/lib/slot/history.lua`."""
 _LONGEST_KEY = 128
@@ -33,22 +35,31 @@ class Transition(NamedTuple):
     Attributes:
         at: The time, by the server's clock.
         what: "cancelled", "lapsed", ... (`topics/scripts/lib/slot/history.lua`).
-        key: The key, or "#" and its SHA-1 if it has more than 128 bytes.
+        raw_key: The key, or "#" and its SHA-1 if it has more than 128 bytes.
         token: The fencing token of the delivery; None if there was none.
         attempts: The attempts of the message so far; 0 if they are unknown.
         triggers: The number of its triggers; 0 if it is unknown.
+        serial: The serial of its newest trigger; 0 if it is unknown. Of a guarded key it tells notes apart.
         by: The process: its name, which is longer than 8 bytes, or what the ids of its requests begin with, as hex.
         error: The error of a run that failed, or "".
+        event: The digest of the event id of a trigger (`keys.event`), or b"".
     """
 
     at: datetime
     what: str
-    key: str
+    raw_key: bytes
     token: int | None
     attempts: int
     triggers: int
+    serial: int
     by: str
     error: str
+    event: bytes
+
+    @property
+    def key(self) -> str:
+        """The key as text. Bytes that are not UTF-8 are escaped."""
+        return self.raw_key.decode(errors="backslashreplace")
 
 
 def stored_key(raw_key: bytes, hidden: bool = False) -> bytes:
@@ -70,11 +81,12 @@ def decode_transition(entry: bytes) -> Transition:
     """Decode an entry of a history. Raises DecodeError."""
     with wrap_decode_errors("a transition"):
         fields: list[Any] = unpack(entry[_TIME:], "a transition")
-        what, key, token, attempts, triggers, _, by, *errors = fields
+        what, key, token, attempts, triggers, serial, by, *more = fields
+        error, event = [*more, b"", b""][:2]
         return Transition(
-            datetime.fromtimestamp(int.from_bytes(entry[:_TIME]) / 1000, UTC), _text(what), _text(key),
-            int(token) if token else None, int.__int__(attempts), int.__int__(triggers),
-            by.hex() if len(by) == PROCESS_BYTES else _text(by), _text(errors[0]) if errors else "",
+            datetime.fromtimestamp(int.from_bytes(entry[:_TIME]) / 1000, UTC), _text(what), bytes.__bytes__(key),
+            int(token) if token else None, int.__int__(attempts), int.__int__(triggers), int.__int__(serial),
+            by.hex() if len(by) == PROCESS_BYTES else _text(by), _text(error), bytes.__bytes__(event),
         )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,12 +13,16 @@ from idemgate.core.calls import Call, Plan, call, run_call, run_calls, stamp
 from idemgate.core.clock import Clock
 from idemgate.core.history import HISTORY_LASTS, KEPT, Transition, decode_transition, stored_key
 from idemgate.core.keys import Key
+from idemgate.presence.calls import list_names
 from idemgate.store.context import Context
 from idemgate.topics.messages import moment
 from idemgate.topics.policy import slots_of
 from idemgate.topics.registry import RegistryEntry, list_entries
 
-__all__ = ["KeyHistory", "find_guard_history", "find_message_history", "read_history"]
+__all__ = [
+    "KeyHistory", "ask_names", "find_guard_history", "find_message_history", "join_histories", "lists_of",
+    "read_history",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class KeyHistory:
 
 
 def read_history(name: bytes, clock: Clock | None, raw_key: bytes) -> Call[KeyHistory]:
-    """Build the call that reads what one list holds of a key."""
+    """Build the call that reads what one list holds of a key, or of all keys: b""."""
 
     def read(reply: list[Any]) -> KeyHistory:
         now_ms, stored, oldest_ms = reply[1:4]
@@ -42,7 +47,8 @@ def read_history(name: bytes, clock: Clock | None, raw_key: bytes) -> Call[KeyHi
         transitions = tuple(decode_transition(entry) for entry in reply[4:])
         return KeyHistory(transitions, moment(since_ms))
 
-    return call("history/read", (name,), (stamp(clock), stored_key(raw_key), stored_key(raw_key, hidden=True)), read)
+    hidden = stored_key(raw_key, hidden=True) if raw_key else b""
+    return call("history/read", (name,), (stamp(clock), stored_key(raw_key), hidden), read)
 
 
 def find_message_history(context: Context, key: Key) -> Plan[dict[str, KeyHistory]]:
@@ -51,7 +57,7 @@ def find_message_history(context: Context, key: Key) -> Plan[dict[str, KeyHistor
     The group of a key is unknown, so each slot is read, also those that the topic had before its number was changed.
     """
     entries = yield from run_call(list_entries(context.namespace, context.clock))
-    lists = {entry.name: _lists_of(context, entry) for entry in entries}
+    lists = {entry.name: lists_of(context, entry) for entry in entries}
     raw_key = keys.raw(key)
     answers = iter(
         (yield from run_calls(read_history(name, context.clock, raw_key) for names in lists.values() for name in names))
@@ -67,7 +73,7 @@ def find_guard_history(context: Context, key: Key, scopes: Sequence[str]) -> Pla
     return dict(zip(scopes, found, strict=True))
 
 
-def _lists_of(context: Context, entry: RegistryEntry) -> list[bytes]:
+def lists_of(context: Context, entry: RegistryEntry) -> list[bytes]:
     """Return the names of the lists of a topic, of its former numbers of slots, too."""
     counts = sorted({entry.decode(slots_of), *entry.was, *((entry.to,) if entry.to > 0 else ())})
     return [keys.slot_history(context.namespace, entry.name, slot, slots) for slots in counts for slot in range(slots)]
@@ -78,3 +84,13 @@ def join_histories(histories: Iterable[KeyHistory]) -> KeyHistory:
     parts = list(histories)
     transitions = sorted((one for part in parts for one in part.transitions), key=lambda one: one.at, reverse=True)
     return KeyHistory(tuple(transitions), max(part.since for part in parts))
+
+
+def ask_names(context: Context, ids: Iterable[str]) -> Plan[Mapping[str, str]]:
+    """Return the names of processes by the ids with which transitions name them. Ask nothing if these are names."""
+    if not any(_ID.fullmatch(one) for one in ids):
+        return {}
+    return (yield from run_call(list_names(context.namespace, context.clock)))
+
+
+_ID = re.compile(r"[0-9a-f]{16}")

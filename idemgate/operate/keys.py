@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from typing import Any
 
@@ -14,18 +13,15 @@ from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.guard.claim_calls import Claims, Record
 from idemgate.guard.manage import Resolution
-from idemgate.history.calls import find_guard_history, find_message_history
+from idemgate.history.calls import ask_names, find_guard_history, find_message_history
 from idemgate.operate.acts import acts_call
 from idemgate.operate.topics import message_rows
 from idemgate.operate.values import show_value
 from idemgate.operate.verb import Facts, Given, Parameter, Verb
-from idemgate.presence.calls import list_names
 from idemgate.topics.registry import find_messages
 
 __all__ = ["KEY_VERBS", "scopes_call"]
 
-_PROCESS = re.compile(r"[0-9a-f]{16}")
-"""What a history has of a process whose name it does not know."""
 _DEFAULTS = ("claim", "first")
 """The scopes of `gate.claim` and `gate.first`, which no program registers."""
 
@@ -98,9 +94,8 @@ def _timeline(gate: Gate, key: str, scopes: list[str], *, topics: bool) -> tuple
         }
         for of, history in found for one in history.transitions
     ]  # fmt: skip
-    if any(_PROCESS.fullmatch(row["by"]) for row in rows):
-        names = gate.context.link.run(list_names(gate.namespace, gate.context.clock))
-        rows = [row | {"by": names.get(row["by"], row["by"])} for row in rows]
+    names = run_plan(ask_names(gate.context, [row["by"] for row in rows]), gate.context.link.run_all)
+    rows = [row | {"by": names.get(row["by"], row["by"])} for row in rows]
     since = max((history.since for _, history in found), default=None)
     return sorted(rows, key=lambda row: row["at"]), since
 
@@ -162,6 +157,27 @@ def cancel_key(gate: Gate, given: Given) -> Facts:
     return {"scope": scope, "asked": gate.cancel(given["key"], scope=scope)}
 
 
+def trace_key(gate: Gate, given: Given) -> Facts:
+    """Return what became of the triggers with an event id: a row for each delivery, or one without deliveries."""
+    traces = gate.trace(given["event"], topic=given["topic"], key=given["key"])
+    since = max(traces.since.values(), default=None)
+    return {
+        "event": given["event"], "state": "" if traces.found else "no trace", "topics_searched": list(traces.since),
+        "no_trace_since": None if traces.found else since, "topics_without_history": list(traces.untraced),
+        "triggers": [
+            {"at": one.at, "topic": one.topic, "key": one.key, "status": one.status, "by": one.by, "ended": one.outcome}
+            for one in traces.found
+        ],
+        "deliveries": [
+            {
+                "at": taken.at, "topic": one.topic, "key": one.key, "attempt": taken.attempt, "token": taken.token,
+                "by": taken.by, "ended_at": taken.ended_at, "outcome": ", ".join(taken.outcomes) or None,
+            }
+            for one in traces.found for taken in one.deliveries
+        ],
+    }  # fmt: skip
+
+
 _KEY = Parameter("key", "the key", required=True)
 _SCOPE = Parameter("scope", "the scope of the key (default: the only one that has it)")
 KEY_VERBS = (
@@ -185,6 +201,13 @@ KEY_VERBS = (
             Parameter("result", "the result that duplicates get, as JSON", "json"),
             Parameter("retention", "how long it stays done (default: the longest retention of its scope)", "seconds"),
         ), _look_resolve,
+    ),
+    Verb(
+        "key", "trace", "show which deliveries took an event, by topics that keep all of their history", trace_key,
+        (
+            Parameter("event", "the event id of a trigger", required=True),
+            Parameter("topic", "only in this topic"), Parameter("key", "only triggers of this key"),
+        ),
     ),
     Verb("key", "cancel", "ask the owner of a key to stop", cancel_key, (_KEY, _SCOPE), _look),
 )  # fmt: skip

@@ -225,8 +225,9 @@ class TopicDefinition:
         """Return calls for the declared policy. They check a trigger before the topic itself is written."""
         context = self.context
         return TopicCalls(
-            context.namespace, self.name, self.declared, context.codec, context.clock, self.set_slots, self.check
-        )
+            context.namespace, self.name, self.declared, context.codec, context.clock, self.set_slots, self.check,
+            context.redact is not None,
+        )  # fmt: skip
 
     def set_slots(self, slots: int) -> None:
         """Adopt the stored number of slots."""

@@ -13,6 +13,7 @@ import msgpack
 from idemgate.core.backoff import Backoff, BackoffPolicy, delays
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import Duration, lease_milliseconds, milliseconds
+from idemgate.core.history import KEPT, MOST_KEPT
 from idemgate.core.validation import MOST, check_int
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.limits import Adaptive, Rate, rate_of, share
@@ -54,6 +55,7 @@ class Policy:
     rate: Fraction | None
     burst: int
     result_retention: int | None
+    history: int | None
     revision: int
     # Not stored: those of each program
     lease: int
@@ -72,21 +74,24 @@ class Policy:
             "priority": self.priority or None, "priority_boost": self.priority_boost, "concurrency": self.concurrency,
             "group_concurrency": self.group_concurrency if self.group_concurrency > 1 else None,
             "rate": None if self.rate is None else str(self.rate), "burst": None if self.rate is None else self.burst,
-            "results": self.result_retention, "revision": self.revision or None,
+            "results": self.result_retention, "history": self.history, "revision": self.revision or None,
         }  # fmt: skip
         return _pack({name: value for name, value in options.items() if value is not None})
 
-    def for_scripts(self) -> bytes:
-        """Return ARGV[3] of the scripts that change a slot; see `topics/scripts/lib/slot/slot.lua`."""
-        return _pack(self._trigger_rules() | {
+    def for_scripts(self, hidden: bool = False) -> bytes:
+        """Return ARGV[3] of the scripts that change a slot; see `topics/scripts/lib/slot/slot.lua`.
+
+        `hidden`: histories get digests of keys.
+        """
+        return _pack(self._trigger_rules(hidden) | {
             "attempts": self.max_attempts, "retention": self.dead_retention, "max_dead": self.max_dead_letters,
         } | ({"retry_penalty": self.retry_penalty} if self.retry_penalty else {}))  # fmt: skip
 
-    def for_triggers(self) -> bytes:
+    def for_triggers(self, hidden: bool = False) -> bytes:
         """Return the part of `for_scripts` that accepting triggers needs."""
-        return _pack(self._trigger_rules())
+        return _pack(self._trigger_rules(hidden))
 
-    def _trigger_rules(self) -> dict[str, object]:
+    def _trigger_rules(self, hidden: bool) -> dict[str, object]:
         options: dict[str, object] = {
             "merge": self.merge.spec, "remember": self.dedup_retention, "group_limit": self.group_concurrency,
         }  # fmt: skip
@@ -95,7 +100,7 @@ class Policy:
                 options[name] = getattr(self, name)
         flags = {
             "leading": self.edge == "leading", "raw": self.merge.raw, "ranked": self.priority,
-            "limited": self.concurrency is not None,
+            "limited": self.concurrency is not None, "hidden": hidden,
         }  # fmt: skip
         options |= {name: True for name, given in flags.items() if given}
         if self.edge == "leading":
@@ -104,6 +109,8 @@ class Policy:
             options["boost"] = self.priority_boost
         if self.result_retention is not None:
             options["results"] = self.result_retention
+        if self.history is not None:
+            options["history"] = self.history
         return options
 
     def describe(self) -> dict[str, object]:
@@ -158,6 +165,7 @@ class TopicOptions(ExpiryOptions, total=False):
     # What is stored
     dedup_retention: Duration
     result_retention: Duration | None
+    history: int | None
     revision: int
 
 
@@ -176,7 +184,7 @@ _DEFAULTS: dict[str, Any] = {
     "lease": "30s", "max_attempts": 17, "backoff": None, "dead_retention": "30d", "max_dead_letters": 10_000,
     "dedup_retention": "24h", "priority": False, "priority_boost": None, "retry_penalty": 0, "group_concurrency": 1,
     "concurrency": None, "rate": None, "burst": None, "adaptive": None,
-    "result_retention": None, "revision": 0,
+    "result_retention": None, "history": None, "revision": 0,
 }  # fmt: skip
 
 
@@ -207,6 +215,7 @@ def policy_of(**options: Unpack[TopicOptions]) -> Policy:
         burst=_default_burst(given["rate"], given["burst"]),
         adaptive=_check_adaptive(given["adaptive"]),
         result_retention=_ms(given["result_retention"], "result_retention"),
+        history=None if given["history"] is None else _check_history(given["history"]),
         revision=_check_revision(given["revision"]),
     )
     _check_together(policy)
@@ -230,6 +239,7 @@ def from_stored(stored: bytes, local: Policy) -> Policy:
             concurrency=_read_number(options, "concurrency"),
             burst=_read_number(options, "burst") or 1,
             result_retention=_read_number(options, "results"),
+            history=None if options.get("history") is None else _check_history(options["history"]),
             revision=_read_number(options, "revision") or 0,
             merge=merge_of_spec(options["merge"]),
             edge=_check_one_of(options["edge"], ("trailing", "leading")),
@@ -353,6 +363,13 @@ def _check_revision(revision: int) -> int:
     if revision > MOST:
         raise InvalidArgument("revision", revision, "too large", f"Use at most {MOST}")
     return revision
+
+
+def _check_history(history: int) -> int:
+    if _positive(history, "history") < KEPT or history > MOST_KEPT:
+        fix = f"Use {KEPT} to {MOST_KEPT}, or None: then only what is unusual is kept"
+        raise InvalidArgument("history", history, "not a number of transitions", fix)
+    return history
 
 
 def _check_penalty(penalty: int, priority: bool) -> int:

@@ -112,7 +112,9 @@ class SlotsChanged(NamedTuple):
 class BaseCalls:
     """The part of `TopicCalls` that every kind of call uses."""
 
-    __slots__ = ("_policy", "_rules", "_serials", "adopt", "check", "clock", "codec", "name", "namespace", "policy")
+    __slots__ = (
+        "_policy", "_rules", "_serials", "adopt", "check", "clock", "codec", "hidden", "name", "namespace", "policy",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -123,11 +125,12 @@ class BaseCalls:
         clock: Clock | None,
         adopt: Callable[[int], None] = lambda _slots: None,
         check: CheckPayload | None = None,
+        hidden: bool = False,
     ) -> None:
         """Create the calls of one topic.
 
         `adopt` receives the number of slots after each registry lookup, unless a reshard is running. `check` sees
-        the payload of each trigger.
+        the payload of each trigger. `hidden`: histories get digests of keys.
         """
         self.namespace = namespace
         self.name = name
@@ -136,8 +139,9 @@ class BaseCalls:
         self.clock = clock
         self.adopt = adopt
         self.check = check
-        self._policy = policy.for_scripts()
-        self._rules = policy.for_triggers()
+        self.hidden = hidden
+        self._policy = policy.for_scripts(hidden)
+        self._rules = policy.for_triggers(hidden)
         self._serials = policy.result_retention is not None  # replies name the last serial before them: see `Ticket`
 
     def keys(self, slot: int) -> tuple[bytes, ...]:
@@ -169,12 +173,14 @@ class BaseCalls:
 
     def with_adopt(self, adopt: Callable[[int], None]) -> Self:
         """Return the same calls, which report the stored number of slots to `adopt`."""
-        return type(self)(self.namespace, self.name, self.policy, self.codec, self.clock, adopt, self.check)
+        common = self.namespace, self.name, self.policy, self.codec, self.clock
+        return type(self)(*common, adopt, self.check, self.hidden)
 
     def for_policy(self, policy: Policy, slots: int) -> Self:
         """Return the calls of the same topic with another policy and number of slots."""
         policy = replace(policy, slots=slots)
-        return type(self)(self.namespace, self.name, policy, self.codec, self.clock, self.adopt, self.check)
+        common = self.namespace, self.name, policy, self.codec, self.clock
+        return type(self)(*common, self.adopt, self.check, self.hidden)
 
     def lookup(self) -> Call[OpenReply]:
         """Build the call that reads the layout from the registry. It creates a topic that was deleted."""

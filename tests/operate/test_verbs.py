@@ -97,6 +97,7 @@ CHANGES = [
 READS = {
     "key show done": {"key": "done", "state": ""},
     "key show runs --values": {"key": "runs"},
+    "key trace first": {"event": "first", "state": "no trace", "topics_without_history": ["empty", "jobs"]},
     "topic ls": 2,
     "topic ls --active": 1,
     "topic show jobs": {"topic": "jobs", "scheduled": 2, "in_flight": 1, "dead": 2},

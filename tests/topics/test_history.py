@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, Trigger, append
+from idemgate import Gate, InvalidArgument, Trigger, append
 from idemgate.core import keys
 from idemgate.core.calls import process_bytes, run_plan
 from idemgate.core.history import HISTORY_LASTS, KEPT
 from idemgate.core.process import process_name
 from idemgate.history.calls import KeyHistory, find_message_history
 from idemgate.testing import Clock
+from idemgate.topics.messages import Forward
+from tests.conftest import Face
 from tests.for_each import for_each
 
 ME = process_bytes().hex()
@@ -170,6 +172,25 @@ def test_any_key_is_found_again_and_a_long_one_takes_little(key: Any, gate: Gate
     assert len(raw.lindex(keys.slot_history(namespace, "t", 0, 1), 0)) < 400
 
 
+async def test_a_gate_that_redacts_hides_keys_in_histories(
+    face: Any, gate: Gate, entry: str, namespace: str, clock: Clock, raw: Any
+) -> None:
+    # Given a gate that hides keys, and a key that one without an option and one that keeps all has
+    with Gate(entry, namespace=namespace, clock=clock, redact=lambda kind, text: f"<{kind}>") as hiding:
+        for name, options in (("t", {}), ("all", {"history": 64})):
+            topic = Face(hiding, face.awaiting).topic(name, **options)
+            await topic.trigger("4711", event_id="e")
+            await topic.cancel("4711")
+        await hiding.aio.close()
+    # Then no history holds it, and one who knows it finds it
+    names = list(raw.scan_iter("*:history"))
+    assert len(names) == 2
+    assert all(b"4711" not in b"".join(raw.lrange(name, 0, -1)) for name in names)
+    assert told(gate, "4711") == [("cancelled", 0, 1)]
+    assert (await traces(face, "e")).found == ()
+    assert [one.outcome for one in (await traces(face, "e", key="4711")).found] == ["cancelled"]
+
+
 async def test_a_history_stays_where_it_is_when_the_number_of_slots_changes(
     face: Any, gate: Gate, raw: Any, namespace: str
 ) -> None:
@@ -196,3 +217,131 @@ async def test_a_history_of_another_type_costs_no_message(face: Any, gate: Gate,
     assert await topic.cancel("k") == "cancelled"
     assert (await topic.stats())["cancelled"] == 1
     raw.delete(name)
+
+
+# -- all transitions --------------------------------------------------------------------------------------------------
+
+
+async def traces(face: Any, event_id: str, **where: Any) -> Any:
+    return await face.trace(event_id, **where)
+
+
+async def test_a_topic_may_keep_all_transitions(face: Any, gate: Gate, clock: Clock) -> None:
+    # Given a topic that keeps all, and messages that take every way
+    topic = face.topic("t", history=500, backoff="0s", max_attempts=2, lease="10s", dedup_retention="1h")
+    await topic.trigger_many([Trigger("k", event_id="e"), Trigger("k", event_id="e"), Trigger("k", delay="1s")])
+    clock.advance("1s")
+    for end in (topic.release, topic.nack, topic.ack):
+        [delivery] = await topic.take(1)
+        await end(delivery)
+    await topic.trigger("k", delay="1h")
+    await topic.reschedule("k", delay="2h")
+    # Then its history has each
+    assert [what for what, _, _ in told(gate)] == [
+        "scheduled", "duplicate", "replaced", "taken", "returned", "taken", "nacked", "taken", "acked", "scheduled",
+        "rescheduled",
+    ]  # fmt: skip
+    taken = [one for one in history(gate).transitions if one.what == "taken"]
+    assert [(one.attempts, one.triggers) for one in reversed(taken)] == [(1, 2), (1, 2), (2, 2)]
+
+
+async def test_a_window_that_drops_is_told_by_a_topic_that_keeps_all(face: Any, gate: Gate) -> None:
+    topic = face.topic("t", history=64, window="1h", edge="leading")
+    await topic.trigger_many([("k", 1), ("k", 2)])
+    assert [what for what, _, _ in told(gate)] == ["scheduled", "dropped"]
+
+
+@pytest.mark.parametrize("ways", [{"result_retention": "1h"}, {"priority": True}, {"merge": "append"}])
+async def test_results_priorities_and_partial_ends_are_told(face: Any, gate: Gate, ways: dict[str, Any]) -> None:
+    topic = face.topic("t", history=64, backoff="0s", **ways)
+    await topic.trigger("k", 1)
+    await topic.trigger("k", 2, group="g")
+    for _ in range(2):
+        for delivery in await topic.take(10):
+            await topic.ack(delivery)
+    assert [what for what, _, _ in told(gate)].count("acked") == [what for what, _, _ in told(gate)].count("taken") > 0
+
+
+async def test_an_event_is_traced_through_merges_and_retries(face: Any, gate: Gate, clock: Clock) -> None:
+    # Given two events of a key that merge, a third one while their delivery runs, and others
+    topic = face.topic("t", history=500, window="1s", backoff="0s", slots=4)
+    await topic.trigger_many([Trigger(f"k{n}", event_id="other") for n in range(20)])
+    await topic.trigger("k", 1, event_id="one")
+    await topic.trigger("k", 2, event_id="two")
+    clock.advance("1s")
+    taken = {one.key: one for one in await topic.take(100)}
+    await topic.trigger("k", 3, event_id="three")
+    await topic.nack(taken["k"])
+    clock.advance("1h")
+    again = {one.key: one for one in await topic.take(100)}
+    await topic.ack(again["k"])
+    # Then each of them knows the deliveries that took it
+    for event_id, status, tokens in (
+        ("one", "scheduled", [taken["k"], again["k"]]), ("two", "merged", [taken["k"], again["k"]]),
+        ("three", "scheduled", [again["k"]]),
+    ):  # fmt: skip
+        [found] = (await traces(face, event_id)).found
+        assert (found.topic, found.key, found.status, found.outcome, found.by) == ("t", "k", status, "acked", ME)
+        assert [one.token for one in found.deliveries] == [one.token for one in tokens]
+        assert found.deliveries[-1].outcomes == ("acked",)
+        assert found.deliveries[-1].ended_at == clock.now()
+    # And an event id of several keys is found with each, or with one
+    assert len((await traces(face, "other")).found) == 20
+    [one] = (await traces(face, "other", topic="t", key="k3")).found
+    assert one.key == "k3"
+
+
+async def test_a_trace_tells_a_lapsed_delivery_and_a_late_end(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", history=100, lease="10s")
+    await topic.trigger("k", event_id="e")
+    [late] = await topic.take(1)
+    clock.advance("11s")
+    [again] = await topic.take(1)
+    await topic.ack(late)
+    await topic.ack(again)
+    [found] = (await traces(face, "e")).found
+    assert [(one.attempt, one.outcomes) for one in found.deliveries] == [(1, ("lapsed", "lost")), (2, ("acked",))]
+
+
+async def test_a_trace_tells_how_a_message_ended(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", history=200, max_attempts=1)
+    ends = {"pending": None, "cancelled": "cancelled", "buried": "buried", "redriven": None, "deleted": "deleted"}
+    for key in ends:
+        await topic.trigger(key, event_id=key, delay="1h")
+    await topic.cancel("cancelled")
+    for key in ("buried", "redriven", "deleted"):
+        await topic.bury(key)
+    for letter in await topic.dead.list():
+        if letter.key == "redriven":
+            await topic.dead.redrive([letter.id])
+        elif letter.key == "deleted":
+            await topic.dead.delete([letter.id])
+    for key, outcome in ends.items():
+        [found] = (await traces(face, key)).found
+        assert (found.outcome, found.deliveries) == (outcome, ()), key
+    # And a duplicate has a trace of its own
+    await topic.trigger("pending", event_id="pending")
+    assert [one.status for one in (await traces(face, "pending")).found] == ["scheduled", "duplicate"]
+
+
+async def test_a_trace_says_what_it_cannot_know(face: Any, gate: Gate, clock: Clock) -> None:
+    # Given a topic that keeps all, and one that does not
+    await face.topic("silent").trigger("k", event_id="e")
+    await face.topic("t", history=64).trigger("k" * 200, event_id="long")
+    found = await traces(face, "e")
+    assert (found.found, found.untraced) == ((), ("silent",))
+    assert found.since == {"t": clock.now() - timedelta(milliseconds=HISTORY_LASTS)}
+    # And a long key has to be named
+    assert (await traces(face, "long")).found == ()
+    assert len((await traces(face, "long", key="k" * 200)).found) == 1
+    with pytest.raises(InvalidArgument, match="no such topic"):
+        await traces(face, "e", topic="nowhere")
+
+
+async def test_forwarded_messages_are_traced(face: Any, gate: Gate) -> None:
+    topic = face.topic("t", history=64)
+    await topic.trigger("k", event_id="e")
+    calls = gate.topic("t").open()
+    assert gate.context.link.run(calls.forward(0, Forward("list", None, 0), 10)).sent == 1
+    [found] = (await traces(face, "e")).found
+    assert found.outcome == "forwarded"

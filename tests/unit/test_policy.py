@@ -66,6 +66,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"rate": 0}, "rate", "out of range"),
     ({"burst": 5}, "burst", "no rate that it could belong to"),
     ({"burst": 0, "rate": 5}, "burst", "at least 1"),
+    ({"history": 63}, "history", "not a number of transitions"),
+    ({"history": 1001}, "history", "not a number of transitions"),
+    ({"history": 0}, "history", "not a positive"),
 ]
 
 
@@ -101,7 +104,7 @@ def test_what_is_stored_is_read_back(facts: dict[str, Any]) -> None:
 
 STORED = [
     "edge", "max_delay", "max_size", "merge", "quiet", "remember", "slots", "window", "priority", "priority_boost",
-    "concurrency", "group_concurrency", "rate", "burst", "results", "revision",
+    "concurrency", "group_concurrency", "rate", "burst", "results", "history", "revision",
 ]  # fmt: skip
 """The names of stored options in their order: policies are compared as bytes, with those of earlier versions, too."""
 ALWAYS = {"edge": "trailing", "merge": {"op": "last"}, "remember": 86_400_000, "slots": 1}
@@ -121,6 +124,7 @@ EACH: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rate": ({"rate": "90/m"}, {"rate": "3/2", "burst": 1}),
     "burst": ({"rate": 5, "burst": 3}, {"rate": "5", "burst": 3}),
     "result_retention": ({"result_retention": "1h"}, {"results": 3_600_000}),
+    "history": ({"history": 100}, {"history": 100}),
     "revision": ({"revision": 2}, {"revision": 2}),
     "lease": ({"lease": "9s"}, {}),
     "max_attempts": ({"max_attempts": 3}, {}),

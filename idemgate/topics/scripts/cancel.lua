@@ -80,5 +80,5 @@ if d and not failure then -- fault: bury-running
   redis.call("HSET", K.inflight, key, format_entry(d.token, d.due or running.due, true, running.count, running.group)) -- fault: cancel-running
   note_transition(K, "cancel_asked", key, d.token, running)
 end
-write_history(K, ARGV[5], now_ms)
+write_history(K, p, ARGV[5], now_ms)
 return remember_reply(K, ARGV[2], now_ms, { failure and "buried" or d and "in_flight" or "cancelled", now_ms })

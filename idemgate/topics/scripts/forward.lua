@@ -19,6 +19,7 @@
 --- @include "topics/lib/schedule/rank"
 --- @include "topics/lib/schedule/schedule"
 --- @include "topics/lib/slot/budget"
+--- @include "topics/lib/slot/history"
 local K, p, target, kind = slot(KEYS), policy(ARGV[3]), KEYS[16], ARGV[5]
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
@@ -57,6 +58,9 @@ local function forward_message(key, due, member, packed, m)
   redis.call("HDEL", K.messages, key)
   redis.call("ZREM", member and K.ready or K.scheduled, member or key)
   group_leave(K, m.group, key, p.group_limit)
+  if p.history then
+    note_transition(K, "forwarded", key, digits(token), m)
+  end
   sent, triggers = sent + 1, triggers + m.count
 end
 
@@ -99,6 +103,7 @@ end
 if sent > 0 then
   redis.call("HSET", K.meta, "fence", digits(token))
   add_counters(K, { forwarded = sent, forwarded_triggers = triggers })
+  write_history(K, p, string.sub(ARGV[2], 1, 8), now_ms)
   local beyond = kind == "list" and tonumber(ARGV[6]) > 0 and length - tonumber(ARGV[6]) or 0
   if beyond > 0 then
     -- After the maximum was lowered, each call drops some of the rest.

@@ -14,6 +14,7 @@
 --- @include "topics/lib/schedule/schedule"
 --- @include "topics/lib/schedule/due_times"
 --- @include "topics/lib/schedule/hints"
+--- @include "topics/lib/slot/history"
 local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local known_reply = early_reply(K, ARGV[2], now_ms, p, key)
@@ -35,5 +36,9 @@ if stood then -- fault: reschedule-passed
   schedule(K, key, m)
   group_leave(K, m.group, key, p.group_limit)
   publish_hint(K, before, earliest_due(K))
+end
+if p.history then
+  note_transition(K, "rescheduled", key, nil, m)
+  write_history(K, p, string.sub(ARGV[2], 1, 8), now_ms)
 end
 return remember_reply(K, ARGV[2], now_ms, { "rescheduled", now_ms, due })

@@ -92,5 +92,5 @@ if taken > 0 and ARGV[4] == "redrive" then
 elseif taken > 0 then
   add_counters(K, { deleted = taken, deleted_triggers = triggers }) -- fault: deleted-count
 end
-write_history(K, ARGV[6], now_ms)
+write_history(K, p, ARGV[6], now_ms)
 return remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, taken, redis.call("ZCARD", K.dead), accepted, outdated })

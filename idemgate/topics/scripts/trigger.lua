@@ -23,7 +23,8 @@ local K, p, now_ms = slot(KEYS), policy(ARGV[3]), math.floor(now(ARGV[1]) / 1000
 local given = (#ARGV - 6) / 2
 local DETAILED, TIMES, DETAILED_LIST = 0x95, 0xdc, 0xdd -- first bytes: of options, of arrays of times and options
 local stored
-if given == 1 and ARGV[4] == "" and #ARGV[2] == 16 and not p.leading then -- a longer id is that of a request which moved
+local special = p.leading or p.history -- each trigger needs `accept_any`
+if given == 1 and ARGV[4] == "" and #ARGV[2] == 16 and not special then -- a longer id is that of a request which moved
   -- Through `accept_plain` a trigger alone takes 29 % more instructions. An error comes from a read or from one of the first
   -- two writes, so no message was stored: the steps below find the reason.
   local done, reply, message = pcall(accept_one, K, p, now_ms, ARGV)
@@ -80,7 +81,7 @@ end
 local function accept_triggers(t)
   local kind = string.byte(t.options)
   t.times = kind == TIMES and cmsgpack.unpack(t.options)
-  local reply = kind ~= DETAILED and kind ~= DETAILED_LIST and not p.leading and accept_plain(t)
+  local reply = kind ~= DETAILED and kind ~= DETAILED_LIST and not special and accept_plain(t)
   if reply then
     return reply
   end

@@ -78,6 +78,6 @@ local function reclaim_lapsed(K, p, lease, now_ms, done, request)
   if done.buried then
     discard_dead_letters(K, p, now_ms)
   end
-  write_history(K, string.sub(request, 1, 8), now_ms)
+  write_history(K, p, string.sub(request, 1, 8), now_ms)
   return room, problem
 end

@@ -28,6 +28,11 @@ end
 -- an ack of which the result is stored, `failure` is the result.
 local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
   local m = delivered_message(K, key, d)
+  local function note_ending(what)
+    if p.history then
+      note_transition(K, what, key, d.token, m)
+    end
+  end
   end_delivery(K, key)
   if verb == "part" then
     local items, triggers
@@ -40,6 +45,7 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
     store_result(K, p, key, m, failure, now_ms)
     add_count("acked", 1)
     add_count("acked_triggers", m.count)
+    note_ending("acked")
     finish_delivery(K, p, key, m.group)
     return "ok"
   elseif d.cancelled and verb ~= "bury" then -- fault: settle-cancelled
@@ -51,10 +57,12 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
     return "cancelled"
   elseif verb == "return" then -- fault: given-back
     add_count("returned", 1)
+    note_ending("returned")
     add_count("folded", requeue(K, p, key, m, m.due, m.why))
     return "ok"
   elseif verb == "defer" then
     add_count("deferred", 1)
+    note_ending("deferred")
     m.pinned = 0 -- fault: put-off
     add_count("folded", requeue(K, p, key, m, now_ms + delay, reason.retry))
     return "ok"
@@ -70,6 +78,7 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
     finish_delivery(K, p, key, m.group, true)
     return "dead"
   end
+  note_ending("nacked")
   m.failure, m.pinned = failure, 0
   lower_priority(p, m)
   add_count("folded", requeue(K, p, key, m, now_ms + delay, reason.retry))
@@ -150,6 +159,9 @@ local function settle_any(K, p, keys, tokens, others, now_ms, request)
         reply[i] = "ok"
         ends, triggers = ends + 1, triggers + (d and d.count or 1)
         acked[ends], next_messages[key] = key, behind[key]
+        if p.history then
+          note_transition(K, "acked", key, tokens[i])
+        end
         if d and d.group ~= "" then
           grouped[#grouped + 1] = { d.group, key }
         end
@@ -168,6 +180,6 @@ local function settle_any(K, p, keys, tokens, others, now_ms, request)
     discard_dead_letters(K, p, now_ms)
   end
   add_counters(K, done)
-  write_history(K, string.sub(request, 1, 8), now_ms)
+  write_history(K, p, string.sub(request, 1, 8), now_ms)
   return reply, true
 end

@@ -39,6 +39,8 @@ end
 --   group_limit                               concurrent deliveries per group
 --   limited                                   the number of deliveries in flight is limited
 --   results                                   how long results of deliveries are stored
+--   hidden                                    the history has digests of keys
+--   history                                   number of transitions to keep, of all messages; absent = only some (topics/lib/slot/history)
 local function policy(packed)
   return cmsgpack.unpack(packed)
 end

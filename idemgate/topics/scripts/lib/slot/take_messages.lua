@@ -133,6 +133,17 @@ local function rank_ready(K, p, now_ms)
   return rank_due(K, p, now_ms)
 end
 
+-- Note the deliveries of a reply, of a topic whose history has all transitions.
+local function note_taken(K, p, reply, token, request, now_ms)
+  --- @include "topics/lib/slot/message"
+  --- @include "topics/lib/slot/history"
+  for i = 6, #reply, 3 do
+    local whole, m = pcall(decode_message, reply[i + 2]) -- a corrupt one is delivered, too
+    note_transition(K, "taken", reply[i], token, whole and { attempts = m.attempts + 1, count = m.count, serial = m.serial })
+  end
+  write_history(K, p, string.sub(request, 1, 8), now_ms)
+end
+
 -- Take due messages of a slot, once per request. Requeue lapsed deliveries first, then deliver at most `want.most`
 -- messages with `want.lease` ms. Limits: `flights` deliveries in flight (0 = unlimited) and one delivery per
 -- `interval` us (0 = unlimited) with a `burst`. All messages together fit `max_call_bytes` or there is only one. A call
@@ -254,6 +265,9 @@ local function take_messages(K, p, now_us, request, want)
     opens = 0
   end
   if taken > 0 then
+    if p.history then
+      note_taken(K, p, reply, token_text, request, now_ms)
+    end
     reply[5] = token
   elseif meta[4] then
     reply[5] = meta[4]

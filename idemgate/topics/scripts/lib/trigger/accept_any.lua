@@ -26,13 +26,24 @@ local function accept_any(t)
     }
   end
 
-  -- Note the triggers that were dropped because of their version or a full message. A closed window is the usual path.
-  local function note_refused()
+  -- Note the triggers that were dropped because of their version or a full message, or all that the topic's history has. A closed
+  -- window is the usual path.
+  local function note_noted()
     --- @include "topics/lib/slot/history"
-    for _, one in ipairs(call.refused) do
-      note_transition(K, one[1], one[2], nil, one[3])
+    for _, one in ipairs(call.noted) do
+      note_transition(K, one[1], one[2], nil, one[3], one[4])
     end
-    write_history(K, string.sub(t.args[2], 1, 8), now_ms)
+    write_history(K, p, string.sub(t.args[2], 1, 8), now_ms)
+  end
+
+  -- Let the history have a trigger that was accepted, or dropped for a reason that it does not have yet.
+  local function add_noted(key, options, receipt, before)
+    if #call.noted == before then
+      local m = call.pending[key]
+      m = receipt ~= "duplicate" and receipt ~= "dropped" and (type(m) == "string" and decode_message(m) or m) or nil
+      call.noted[before + 1] = { receipt, key, m and { attempts = m.attempts, count = m.count, serial = m.serial } }
+    end
+    call.noted[before + 1][4] = options.event
   end
 
   -- Parse the options of a trigger: a time (parse_time), or {time or "", priority or "", group or "", version or "",
@@ -132,7 +143,11 @@ local function accept_any(t)
   redis.call("HSET", K.meta, "v", "3", "accepted", digits(t.last_serial))
   for n = 1, #names do
     call.new.serial = t.last_serial + accepted + 1
+    local before = #call.noted
     local receipt, due = accept_trigger(names[n], all_options[n], t.args[6 + t.given + n])
+    if p.history then
+      add_noted(names[n], all_options[n], receipt, before)
+    end
     if codes[receipt] < codes.dropped then
       accepted = accepted + 1
     end
@@ -145,8 +160,8 @@ local function accept_any(t)
   end
   done.scheduled, done.accepted, done.items_dropped = nil, accepted, call.lost
   add_counters(K, done)
-  if #call.refused > 0 then
-    note_refused()
+  if #call.noted > 0 then
+    note_noted()
   end
   publish_hint(K, old_earliest, earliest_due(K))
   local reply, last = { "ok", now_ms }, 2 -- each code once, with the number of triggers in turn that have it

@@ -51,7 +51,7 @@ local function check_dedup(call, key, options)
     local held = get_fact(call, "v" .. key)
     if held and tonumber(options.version) < tonumber(string.match(held, "^[^ ]+")) then
       done.dropped_version = (done.dropped_version or 0) + 1
-      call.refused[#call.refused + 1] = { "dropped_version", key }
+      call.noted[#call.noted + 1] = { "dropped_version", key }
       return "dropped"
     end
   end

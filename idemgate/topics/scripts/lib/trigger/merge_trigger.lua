@@ -81,7 +81,7 @@ local function merge_trigger(call, key, old, options, acc)
   call.lost = call.lost + lost
   if not m then
     call.done.dropped_full = (call.done.dropped_full or 0) + 1
-    call.refused[#call.refused + 1] = { "dropped_full", key, old }
+    call.noted[#call.noted + 1] = { "dropped_full", key, old }
     return "dropped", call.now_ms
   elseif failed then
     restart_attempts(p.merge, m)

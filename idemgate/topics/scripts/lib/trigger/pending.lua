@@ -6,13 +6,13 @@
 --   in_flight  true while a delivery of the key is in flight
 --   scores     the scheduled time; false if the key is not scheduled, nil if unknown
 --   changed    true if the message has to be written
--- `refused` holds the reason, the key and perhaps the message of each trigger that was dropped and is to be noted.
+-- `noted` holds what the history gets of triggers: what happened, the key, and perhaps the message and the event.
 -- `done` counts what is added to the slot's counters, and `lost` the items for which merged messages had no room.
 -- `scheduled` collects due times and keys. `new` is the trigger that is merged, as a message. One table serves all
 -- triggers.
 local function new_call(t)
   return {
-    K = t.K, p = t.p, now_ms = t.now_ms, pending = {}, scores = {}, changed = {}, scheduled = {}, done = {}, refused = {}, lost = 0,
+    K = t.K, p = t.p, now_ms = t.now_ms, pending = {}, scores = {}, changed = {}, scheduled = {}, done = {}, noted = {}, lost = 0,
     new = { count = 1, first = t.now_ms, last = t.now_ms, serial = t.last_serial + 1 },
   }
 end
