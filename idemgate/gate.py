@@ -250,6 +250,7 @@ class Gate:
         - What a duplicate gets: `on_done` to `shadow`.
         - What happens after a failure: `on_error` to `at_most_once`.
         - What happens when a lease or the store is lost: `lease` to `sink`.
+        - What is told later: `history`.
 
         Args:
             key: a template over the arguments, "{event[id]}" or "{order.id}", or `key=` and a callable that gets the
@@ -308,6 +309,9 @@ class Gate:
                 idemgate-sql. The function runs inside that transaction. A crash, a lost lease or a Redis that lost its
                 data then causes no second effect. A sync function needs a sync sink, an async one an async sink. Not
                 with `at_most_once`, `shadow` or `on_error="store"`. `retry` makes a transaction for each attempt.
+            history: how many transitions each of the 16 histories of the scope keeps, 64 to 1,000, of all runs: also
+                "started", "completed" and "released". `idemgate key show` prints them. They are sent in the background,
+                best-effort. None: the last 64 of what is unusual, which costs first calls and replays nothing.
 
         Raises:
             InvalidArgument: an option is invalid, or a decorator below has registered the function. Calls raise it for

@@ -12,10 +12,12 @@ from idemgate.core.calls import PROCESS_BYTES
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.codec.packing import pack
 from idemgate.core.text import cut
+from idemgate.core.validation import check_int
+from idemgate.errors import InvalidArgument
 
 __all__ = [
-    "HISTORY_LASTS", "KEPT", "KEPT_ACTS", "MOST_KEPT", "Act", "Transition", "decode_act", "decode_transition",
-    "pack_act", "pack_transition", "stored_key",
+    "HISTORY_LASTS", "KEPT", "KEPT_ACTS", "MOST_KEPT", "Act", "Transition", "check_history", "decode_act",
+    "decode_transition", "pack_act", "pack_transition", "stored_key",
 ]  # fmt: skip
 
 KEPT = 64
@@ -60,6 +62,14 @@ class Transition(NamedTuple):
     def key(self) -> str:
         """The key as text. Bytes that are not UTF-8 are escaped."""
         return self.raw_key.decode(errors="backslashreplace")
+
+
+def check_history(history: int) -> int:
+    """Return the number of transitions to keep. Raises InvalidArgument."""
+    if not KEPT <= check_int("history", history) <= MOST_KEPT:
+        fix = f"Use {KEPT} to {MOST_KEPT}, or None: then only what is unusual is kept"
+        raise InvalidArgument("history", history, "not a number of transitions", fix)
+    return history
 
 
 def stored_key(raw_key: bytes, hidden: bool = False) -> bytes:

@@ -227,6 +227,7 @@ def build_releases(
     releases = [(one.record[0], one.owner, one.options.retention, b"") for one in (claim._request for claim in checked)]
     calls = Claims(context.namespace, context.clock).release_each(releases, context.batch_size, undo)
     for claim in checked:
+        claim._ending = "released"
         claim._mark_ended()
     return checked, calls
 

@@ -397,6 +397,8 @@ def record_claim(
             guard.cache.store(request.record[0], request.fingerprint, reply, reply.left_ms, evictions)
         return decide(request, reply)
     counters.add("once.started")
+    if request.options.history:
+        note_run(guard.context, request, reply, "started")
     if reply.taken_over:
         counters.add("once.taken_over")
         facts = log_facts(request)
@@ -785,6 +787,8 @@ def record_end(guard: GuardContext, grant: Grant, ending: Ending, held: bool) ->
         log.warning("once.lost scope=%r key=%r", *facts.values(), extra=facts)
         note_run(guard.context, request, grant.reply, "lost")
         return End(kind, done and guard.options.sink is not None, None, interruption)  # a committed row decides
+    if request.options.history:
+        note_run(guard.context, request, grant.reply, "released" if kind in (RELEASE, UNDO) else "completed")
     if not done:
         return End(kind, interruption=interruption)
     counters.add("once.completed")

@@ -76,8 +76,8 @@ class BaseClaim:
     """
 
     __slots__ = (
-        "__weakref__", "_answer", "_blocks", "_cancelled", "_context", "_end_recorded", "_end_requested", "_error",
-        "_execution", "_extended_until", "_leased_at", "_request",
+        "__weakref__", "_answer", "_blocks", "_cancelled", "_context", "_end_recorded", "_end_requested", "_ending",
+        "_error", "_execution", "_extended_until", "_leased_at", "_request",
     )  # fmt: skip
 
     def __init__(self, context: Context, request: Request) -> None:
@@ -89,6 +89,7 @@ class BaseClaim:
         self._error: IdemgateError | None = None
         self._end_requested = False  # an end was requested
         self._end_recorded = False  # and its reply was recorded
+        self._ending = "completed"
         self._execution: Execution | None = None
         self._cancelled = False
         self._blocks: list[Heartbeat | None] = []  # the heartbeats of the blocks it is in
@@ -117,7 +118,9 @@ class BaseClaim:
                 self._context.activity.note_held(self._request.options.scope, text_of(self._request.key))
             raise error
         self._answer = reply
-        if reply.taken_over and reply.state == "started":
+        if reply.state == "started" and self._request.options.history:
+            self._note("started")
+        if reply.state == "started" and reply.taken_over:
             self._note("taken_over")
         if self._blocks and reply.state == "started":
             # `wait` granted it inside its block. Another task may have awaited it, so `current()` stays as it is.
@@ -246,6 +249,8 @@ class BaseClaim:
                 facts = log_facts(self._request)
                 log.warning("once.lost scope=%r key=%r", *facts.values(), extra=facts)
                 self._note("lost")
+            elif self._request.options.history:
+                self._note(self._ending)
         return held
 
     def _completion(self, result: object, retention: Duration | None) -> Completion:
@@ -262,6 +267,7 @@ class BaseClaim:
 
     def _build_release(self, error: BaseException | None = None) -> Call[bool]:
         """Build the call that releases the claim, after an error of its block if there is one."""
+        self._ending = "released"
         request, undo = self._request, counts_no_attempt(error)
         return request.claims.release(request.record, request.owner, request.options.retention, undo)
 

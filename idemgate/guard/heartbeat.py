@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from idemgate.core import keys
 from idemgate.core.backoff import SOCKET_TIMEOUT
-from idemgate.core.calls import Batch, Call, call, stamp
+from idemgate.core.calls import MAX_ENTRIES, Batch, Call, call, stamp
 from idemgate.core.clock import monotonic
 from idemgate.core.history import HISTORY_LASTS, KEPT, pack_transition, stored_key
 from idemgate.core.keys import Key, text_of
@@ -257,7 +257,7 @@ class ScopeRegistration(LeaseRenewal):
 
 NOTES_AFTER = 1.0
 """Seconds until a note is sent, with all others of that second."""
-MAX_NOTES = 100
+MAX_NOTES = 1000
 """The most notes that wait to be sent. Older ones are dropped."""
 FLUSH_TIMEOUT = 0.5
 """Seconds by which notes may delay the end of a gate."""
@@ -267,15 +267,24 @@ _numbers = count(1)
 
 
 class _Note(NamedTuple):
-    """A transition of a key: its list in the store, what is packed, and when it happened (`monotonic`)."""
+    """A transition of a key: its list, what is packed, when it happened (`monotonic`), and how many the list keeps."""
 
     history: bytes
     packed: bytes
     at: float
+    kept: int
 
 
 def note(
-    context: Context, scope: str, key: Key, what: str, *, token: int = 0, attempt: int = 0, error: str = ""
+    context: Context,
+    scope: str,
+    key: Key,
+    what: str,
+    *,
+    token: int = 0,
+    attempt: int = 0,
+    error: str = "",
+    kept: int = 0,
 ) -> None:
     """Note what happened to a key. Any thread may call it; it does not wait.
 
@@ -287,6 +296,7 @@ def note(
         token: the fencing token of the run, 0 for none.
         attempt: the number of the attempt, 0 if it is unknown.
         error: the error of a run that failed. The gate's `redact` changes it.
+        kept: the number of transitions that its list keeps; the usual one at least.
     """
     raw_key = keys.raw(key)
     name = stored_key(raw_key, hidden=context.redact is not None)
@@ -298,18 +308,20 @@ def note(
         sender = context.notes = _Sender(context)
     if not sender.waiting:
         sender.due = monotonic() + NOTES_AFTER
-    sender.waiting.append(_Note(keys.scope_history(context.namespace, scope, raw_key), packed, monotonic()))
+    sender.waiting.append(_Note(keys.scope_history(context.namespace, scope, raw_key), packed, monotonic(), kept))
     context.heartbeat.add(sender)
 
 
 def note_run(context: Context, request: Request, reply: ClaimReply, what: str, error: str = "") -> None:
     """Note what happened to a run; see `note`."""
-    note(context, request.options.scope, request.key, what, token=reply.token, attempt=reply.attempt, error=error)
+    options = request.options
+    facts = {"token": reply.token, "attempt": reply.attempt, "kept": options.history}
+    note(context, options.scope, request.key, what, error=error, **facts)
 
 
-def note_history(context: Context, history: bytes, notes: Sequence[tuple[int, bytes]]) -> Call[None]:
+def note_history(context: Context, history: bytes, notes: Sequence[tuple[int, bytes]], kept: int = KEPT) -> Call[None]:
     """Build the call that stores notes of one list: the age of each in ms, and what is packed."""
-    args: list[Any] = [stamp(context.clock), KEPT, HISTORY_LASTS]
+    args: list[Any] = [stamp(context.clock), kept, HISTORY_LASTS]
     for age, packed in notes:
         args += [age, packed]
     return call("guard/note", (history,), args, lambda _: None)
@@ -333,13 +345,18 @@ class _Sender(LeaseRenewal):
         return [Batch([one], lambda _: None) for one in self._take()]
 
     def _take(self) -> list[Call[None]]:
-        """Return the calls that store what waits: one for each list."""
+        """Return the calls that store what waits: one for each list, and for each hundred of its notes."""
         taken: dict[bytes, list[tuple[int, bytes]]] = {}
+        kept: dict[bytes, int] = {}
         with suppress(IndexError):
             while True:
                 one = self.waiting.popleft()
                 taken.setdefault(one.history, []).append((round(1000 * (monotonic() - one.at)), one.packed))
-        return [note_history(self._context, history, notes) for history, notes in taken.items()]
+                kept[one.history] = max(one.kept, kept.get(one.history, KEPT))
+        return [
+            note_history(self._context, history, notes[start : start + MAX_ENTRIES], kept[history])
+            for history, notes in taken.items() for start in range(0, len(notes), MAX_ENTRIES)
+        ]  # fmt: skip
 
     def flush(self) -> None:
         """Send what waits, at the end of the gate. Drop it if the store does not take it at once."""

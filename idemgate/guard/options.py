@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 
 from idemgate.core.codec import Codec
 from idemgate.core.durations import Duration, lease_milliseconds, milliseconds
+from idemgate.core.history import check_history
 from idemgate.core.keys import check_scope
 from idemgate.core.validation import check_int, is_async
 from idemgate.core.verdict import Verdict
@@ -41,7 +42,7 @@ class OnceOptions:
     """The validated options of one decorator.
 
     Times are in ms. `max_run` is 0 for no limit. `wait` is None if a call does not wait for another owner. `returns`
-    is the return annotation if it may lead to a model.
+    is the return annotation if it may lead to a model. `history` is 0 if only what is unusual is noted.
     """
 
     scope: str
@@ -63,6 +64,7 @@ class OnceOptions:
     codec: Codec
     returns: object
     sink: Sink | AioSink | None
+    history: int
 
     @property
     def holds_interrupted(self) -> bool:
@@ -85,6 +87,8 @@ class ClaimOptions(TypedDict, total=False):
     """The starts without success before AttemptsExhausted. Default: None, any number."""
     max_run: Duration | None
     """The time after which a block renews its lease no more. Default: None, any time."""
+    history: int | None
+    """The transitions of all kinds to keep; see `Gate.once`. Default: None, what is unusual."""
 
 
 def claim_options(codec: Codec, options: ClaimOptions) -> OnceOptions:
@@ -119,6 +123,8 @@ class _CommonOptions(TypedDict, total=False):
     on_lost: OnLost
     on_store_error: OnStoreError
     sink: Sink | AioSink | None
+    # What is told later
+    history: int | None
 
 
 class GuardOptions(_CommonOptions, total=False):
@@ -192,6 +198,7 @@ def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOpt
         codec=codec if max_result_bytes is None else _result_codec(max_result_bytes),
         returns=None,
         sink=sink,
+        history=0 if (history := options.get("history")) is None else check_history(history),
     )
 
 

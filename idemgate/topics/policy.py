@@ -13,7 +13,7 @@ import msgpack
 from idemgate.core.backoff import Backoff, BackoffPolicy, delays
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import Duration, lease_milliseconds, milliseconds
-from idemgate.core.history import KEPT, MOST_KEPT
+from idemgate.core.history import check_history
 from idemgate.core.validation import MOST, check_int
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.limits import Adaptive, Rate, rate_of, share
@@ -215,7 +215,7 @@ def policy_of(**options: Unpack[TopicOptions]) -> Policy:
         burst=_default_burst(given["rate"], given["burst"]),
         adaptive=_check_adaptive(given["adaptive"]),
         result_retention=_ms(given["result_retention"], "result_retention"),
-        history=None if given["history"] is None else _check_history(given["history"]),
+        history=None if given["history"] is None else check_history(given["history"]),
         revision=_check_revision(given["revision"]),
     )
     _check_together(policy)
@@ -239,7 +239,7 @@ def from_stored(stored: bytes, local: Policy) -> Policy:
             concurrency=_read_number(options, "concurrency"),
             burst=_read_number(options, "burst") or 1,
             result_retention=_read_number(options, "results"),
-            history=None if options.get("history") is None else _check_history(options["history"]),
+            history=None if options.get("history") is None else check_history(options["history"]),
             revision=_read_number(options, "revision") or 0,
             merge=merge_of_spec(options["merge"]),
             edge=_check_one_of(options["edge"], ("trailing", "leading")),
@@ -363,13 +363,6 @@ def _check_revision(revision: int) -> int:
     if revision > MOST:
         raise InvalidArgument("revision", revision, "too large", f"Use at most {MOST}")
     return revision
-
-
-def _check_history(history: int) -> int:
-    if _positive(history, "history") < KEPT or history > MOST_KEPT:
-        fix = f"Use {KEPT} to {MOST_KEPT}, or None: then only what is unusual is kept"
-        raise InvalidArgument("history", history, "not a number of transitions", fix)
-    return history
 
 
 def _check_penalty(penalty: int, priority: bool) -> int:

@@ -164,3 +164,34 @@ async def test_a_history_that_cannot_be_written_costs_no_call(face: Any, gate: G
     wait_until(lambda: not gate.context.notes.waiting)  # type: ignore[union-attr]
     assert await guarded(False) == 7
     raw.delete(name)
+
+
+async def test_a_scope_may_keep_all_transitions(face: Any, gate: Gate, told: Told) -> None:
+    # Given a guarded function and claims of a scope that keeps all
+    guarded = face.once(key=lambda fail: "k", scope="s", history=64)(lambda fail: 1 / 0 if fail else 7)
+    with pytest.raises(ZeroDivisionError):
+        await guarded(True)
+    assert [await guarded(False), await guarded(False)] == [7, 7]
+    # Then each run is told, and no replay
+    ended = ["started", "failed", "released", "started", "completed"]
+    assert [what for what, _ in told(5)] == ended
+    claim = await face.claim("c", scope="s", history=64)
+    assert (await face.claim("c", scope="s", history=64)).state == "in_progress"
+    await claim.release()
+    async with face.inside("c", scope="s", history=64):
+        pass
+    assert [what for what, _ in told(4, "c")] == ["started", "released", "started", "completed"]
+    claims = await face.claim_many(["m", "n"], scope="s", history=64)
+    await face.complete_many([(claims[0], 1)])
+    await face.release_many([claims[1]])
+    assert [[what for what, _ in told(2, key)] for key in "mn"] == [["started", "completed"], ["started", "released"]]
+
+
+def test_a_process_sends_many_notes_in_several_calls(gate: Gate, raw: Any, namespace: str) -> None:
+    # Given more notes of a key than one call takes
+    for n in range(250):
+        note(gate.context, "s", "k", "failed", attempt=n, kept=200)
+    # Then its list has the newest of them
+    name = keys.scope_history(namespace, "s", b"k")
+    wait_until(lambda: raw.llen(name) == 200)
+    assert history(gate).transitions[0].attempts == 249

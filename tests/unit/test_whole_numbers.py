@@ -28,7 +28,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "retry_penalty": {"priority": True},
 }
 """The options that another one needs."""
-SMALLEST = {"topic.history": (64, 1000)}
+SMALLEST = {"topic.history": (64, 1000), "once.history": (64, 1000)}
 """The options whose smallest number is not 1."""
 PLACES: dict[str, Callable[[Any], object]] = {
     "Gate.max_bytes": lambda value: Gate(NOWHERE, max_bytes=value),
