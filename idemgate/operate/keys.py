@@ -92,7 +92,7 @@ def _timeline(gate: Gate, key: str, scopes: list[str], *, topics: bool) -> tuple
             "at": one.at, "of": of, "what": one.what, "attempts": one.attempts or None,
             "triggers": one.triggers or None, "token": one.token, "by": one.by, "why": one.error or None,
         }
-        for of, history in found for one in history.transitions
+        for of, history in found for one in reversed(history.transitions)
     ]  # fmt: skip
     names = run_plan(ask_names(gate.context, [row["by"] for row in rows]), gate.context.link.run_all)
     rows = [row | {"by": names.get(row["by"], row["by"])} for row in rows]

@@ -144,6 +144,10 @@ def test_a_key_that_is_gone_has_a_timeline(filled: Gate, command: Command) -> No
         "key resolve held --done --retention 3600.0", "resolved_done",
     ]  # fmt: skip
     assert timeline(command, "held", "--scope", "first") == [("key resolve held --done --retention 3600.0", None, None)]
+    # And what one step does is in its order
+    filled.topic("jobs").trigger("runs", 2)
+    filled.topic("jobs").cancel("runs")
+    assert timeline(command, "runs") == [("cancelled", "jobs", None), ("cancel_asked", "jobs", None)]
     # And of a dead letter
     assert timeline(command, "gone") == [("buried", "jobs", None), ("deleted", "jobs", None)]
     shown = command("key", "show", "gone").out
