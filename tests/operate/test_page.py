@@ -326,6 +326,12 @@ def test_a_key_is_found_wherever_it_is(filled: Gate, see: Callable[..., Seen]) -
     tab = seen.go("key?key=nowhere")
     expect(tab.locator("main")).to_contain_text("Nothing is stored for this key.")
     expect(tab.locator("main")).to_contain_text("Searched scopes: claim, first. Searched topics: empty, jobs.")
+    expect(tab.locator("main")).to_contain_text("No trace since")
+    # And one that is gone says what happened to it
+    tab = seen.go("key?key=gone")
+    expect(tab.locator("main")).to_contain_text("Nothing is stored for this key.")
+    expect(tab.get_by_role("region", name="What happened")).to_contain_text("buried")
+    expect(tab.locator("main")).not_to_contain_text("No trace since")
 
 
 @pytest.mark.slow
@@ -353,7 +359,17 @@ def test_who_may_only_read_sees_no_button(filled: Gate, users: Any, see: Callabl
             expect(tab.locator(".badge")).to_have_text("read only")
             wait_until(lambda tab=tab: tab.evaluate("document.readyState") == "complete")
             names = {one.inner_text() for one in tab.get_by_role("button").all()}
-            assert names <= {"Show", "List", "Peek", "Versions", "Export", "Show payloads", "Find", "Find held keys"}
+            assert names <= {
+                "Show",
+                "List",
+                "Peek",
+                "Versions",
+                "Export",
+                "Trace",
+                "Show payloads",
+                "Find",
+                "Find held keys",
+            }
     some = see(Access("bob", {*READING, "topic pause"}))
     tab = some.go("topic/jobs")
     expect(tab.get_by_role("button", name="Pause")).to_be_visible()

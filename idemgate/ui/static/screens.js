@@ -420,9 +420,11 @@ function keyOf(app, facts) {
     return html`<p class="lead">Nothing is stored for this key.</p>
       <p class="quiet">
         Searched scopes: ${shown("", facts.scopes_searched)}. Searched topics: ${shown("", facts.topics_searched)}.
-      </p>`;
+        ${facts.no_trace_since ? html`No trace since ${shown("no_trace_since", facts.no_trace_since)}.` : nothing}
+      </p>
+      ${timelineOf(facts)}`;
   }
-  const { records, messages, ...others } = facts;
+  const { records, messages, timeline, ...others } = facts;
   const ofRecord = (row) => ({ key: facts.key, scope: row.scope });
   const ofMessage = (row) => ({ topic: row.topic, key: facts.key, ...(row.group && { group: row.group }) });
   const buttons = (noun, names, given) => [
@@ -442,9 +444,12 @@ function keyOf(app, facts) {
             ${rowsOf("Messages", messages, [buttons("topic", (row) => MESSAGE_VERBS[row.state], ofMessage)])}`
         : nothing
     }
-    ${answerOf({ ...others, key: null, scopes_searched: null, topics_searched: null })}
+    ${answerOf({ ...others, key: null, scopes_searched: null, topics_searched: null })} ${timelineOf(facts)}
   `;
 }
+
+const timelineOf = ({ timeline }) =>
+  timeline.length ? html`<h2>What happened</h2> ${rowsOf("What happened", timeline)}` : nothing;
 
 // -- processes --------------------------------------------------------------------------------------------------------
 
