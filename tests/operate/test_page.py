@@ -24,10 +24,12 @@ uvicorn = pytest.importorskip("uvicorn", reason="the extra `ui` is not installed
 from axe_playwright_python.sync_playwright import Axe  # noqa: E402
 
 from idemgate import Gate, Trigger  # noqa: E402
+from idemgate.audit.running import findings  # noqa: E402
 from idemgate.operate.arguments import read_command  # noqa: E402
 from idemgate.testing import Clock  # noqa: E402
 from idemgate.ui import READS as READING  # noqa: E402
 from idemgate.ui import Access, app  # noqa: E402
+from tests.audit.test_running import CASES  # noqa: E402
 from tests.needs import report_missing  # noqa: E402
 from tests.operate.test_status import serve  # noqa: E402
 from tests.operate.test_verbs import CHANGES, HELD, READS, Case, acts  # noqa: E402
@@ -264,6 +266,39 @@ def test_a_finding_is_mended_by_its_button(filled: Gate, see: Callable[..., Seen
     expect(tab.get_by_role("status", name="Result")).to_contain_text(re.compile(r"redriven\s*2"))
     expect(tab.locator(".findings li", has_text="died lately")).to_have_count(0)
     assert filled.topic("jobs").stats().dead == 0
+
+
+BUTTONS = {
+    "topic-paused": "Resume topic", "topic-abandoned": "Delete topic", "poison-message": "Bury message",
+    "dead-letters": "Redrive letters", "version-ahead": "Reset version", "changing": "Reshard topic",
+}  # fmt: skip
+"""The findings that a change mends. The others lead to a screen."""
+
+
+@pytest.mark.slow
+def test_each_finding_is_shown_with_what_mends_it(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, see: Callable[..., Seen]
+) -> None:
+    planted = [next(iter(CASES.values()))[0][0]]
+    monkeypatch.setattr("idemgate.ui.api.take_snapshot", lambda _: planted[0])
+    monkeypatch.setattr("idemgate.ui.api.FRESH", -1.0)
+    seen = see()
+    for kind, cases in CASES.items():
+        planted[0] = cases[0][0]
+        tab = seen.tab
+        tab.goto("about:blank")
+        found = seen.go("now").locator(".findings li")
+        expect(found).to_have_count(1)
+        expect(found).to_contain_text(findings(planted[0])[0].what)
+        found.get_by_text("Why").click()
+        expect(found).to_contain_text(kind)
+        if kind in BUTTONS:
+            found.get_by_role("button", name=BUTTONS[kind]).click()
+            expect(tab.get_by_role("dialog")).to_be_visible()
+        else:
+            found.get_by_role("link", name="Look").click()
+            expect(tab).to_have_url(re.compile("#/(processes|process/.+|topic/jobs|key)"))
+    seen.wrong[:] = [one for one in seen.wrong if "400" not in one]  # the store has none of what is planted
 
 
 @pytest.mark.slow

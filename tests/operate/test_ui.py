@@ -27,11 +27,13 @@ from idemgate import Gate, Trigger  # noqa: E402
 from idemgate.core.activity import TopicTimes  # noqa: E402
 from idemgate.errors import InvalidArgument  # noqa: E402
 from idemgate.operate.arguments import parse_given, read_command  # noqa: E402
+from idemgate.operate.overview import overview  # noqa: E402
 from idemgate.operate.table import VERBS  # noqa: E402
 from idemgate.ui import CHANGES as CHANGING  # noqa: E402
 from idemgate.ui import READS as READING  # noqa: E402
 from idemgate.ui import Access, app  # noqa: E402
 from idemgate.ui.access import read_tokens  # noqa: E402
+from tests.audit.test_running import CASES  # noqa: E402
 from tests.for_each import for_each  # noqa: E402
 from tests.operate.conftest import SEARCHES, Command, sent  # noqa: E402
 from tests.operate.test_status import serve  # noqa: E402
@@ -212,6 +214,15 @@ def test_the_snapshot_shows_what_status_finds_and_the_verb_that_mends_it(
     assert redriven.json() == {"topic": "jobs", "redriven": 2}
     after = mine.ask("GET", "/api/snapshot").json()
     assert "dead-letters" not in {one["id"] for one in after["findings"]}
+
+
+@for_each("kind", CASES)
+def test_each_finding_of_what_runs_has_a_verb(kind: str) -> None:
+    for there, _ in CASES[kind]:
+        [found] = overview(there)["findings"]
+        [verb] = [one for one in VERBS if one.title == found["verb"]["title"]]
+        assert found["mend"].startswith(f"idemgate {verb.title}")
+        parse_given(verb, found["verb"]["arguments"])
 
 
 def test_a_snapshot_that_has_not_changed_is_not_sent_again(

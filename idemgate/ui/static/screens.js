@@ -56,11 +56,12 @@ function finding(app, one) {
         ${names.length ? html`<strong>${names.map(plain).join(" · ")}</strong>: ` : nothing}${plain(one.what)}${
           one.since ? html`, for ${span((nowOf(app.snapshot) - Date.parse(one.since)) / 1000)}` : nothing
         }.
+        ${one.mend && !one.verb ? html`<code class="command">${plain(one.mend)}</code>` : nothing}
         <details>
           <summary>Why</summary>
           <p>Likely cause: ${one.cause}.</p>
           <p>What to do: ${one.advice}.</p>
-          ${one.mend ? html`<p><code class="command">${plain(one.mend)}</code></p>` : nothing}
+          ${one.mend && one.verb ? html`<code class="command">${plain(one.mend)}</code>` : nothing}
           <p class="quiet">${one.id}, see ${one.link}</p>
         </details>
       </div>
@@ -82,7 +83,8 @@ function mend(app, { verb }) {
   const screen = SCREENS[verb.title];
   if (screen) return html`<a class="button" href=${hashOf(...screen(verb.arguments))}>Look</a>`;
   const [noun, name] = verb.title.split(" ");
-  return button(app, verb.title, verb.arguments, `${labelOf(name)} ${noun === "dead" ? "letters" : noun}`);
+  const of = noun === "dead" ? "letters" : verb.arguments.key === undefined ? noun : "message";
+  return button(app, verb.title, verb.arguments, name === "reset-version" ? null : `${labelOf(name)} ${of}`);
 }
 
 // -- now --------------------------------------------------------------------------------------------------------------

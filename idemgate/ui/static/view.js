@@ -61,8 +61,8 @@ export const table = (name, columns, rows, kind = "") => html`
 
 // A table of rows of an answer, without empty columns and empty buckets of durations. `more` are further columns.
 export function rowsOf(name, rows, more = []) {
-  const names = Object.keys(rows[0]).filter(
-    (one) => rows.some((row) => isKnown(row[one]) && !(row[one] === 0 && /^[<>]/.test(one))),
+  const names = Object.keys(rows[0]).filter((one) =>
+    rows.some((row) => isKnown(row[one]) && !(row[one] === 0 && /^[<>]/.test(one))),
   );
   const columns = names.map((one) => [
     title(one),
