@@ -35,9 +35,18 @@ class Program(NamedTuple):
 _RESHARDS = "changes the slots of a topic, which is an admin's"
 _FORGETS = "forgets a topic, which is an admin's"
 _AUDITS = "audits, which needs SCAN"
+_DELIVERIES = [
+    "tests/guard/test_handlers.py::test_a_decorator_above_a_guarded_handler_runs",
+    "tests/guard/test_handlers.py::test_a_delivery_of_work_that_has_not_ended_is_rejected",
+    "tests/guard/test_lost.py::test_an_extension_that_learns_a_cancellation_or_a_loss_marks_the_delivery",
+]
 _SUBSCRIBERS = [f"tests/worker/test_subscribers_{name}.py" for name in ("channel", "list", "stream")]
 PROGRAMS = {
-    "guard": Program(["tests/guard", "tests/dedup"], ["tests/guard/test_failures.py"]),
+    "guard": Program(
+        ["tests/guard", "tests/dedup"],
+        ["tests/guard/test_failures.py"],
+        {"guards a delivery, and is run as a worker": _DELIVERIES},
+    ),
     "producer,worker,viewer": Program(
         ["tests/topics"],
         ["tests/topics/test_priorities.py"],
@@ -71,7 +80,7 @@ PROGRAMS = {
         },
     ),
     "guard,producer,worker,viewer": Program(
-        ["tests/worker"],
+        ["tests/worker", *_DELIVERIES],
         ["tests/worker/test_worker_limits.py"],
         {
             _RESHARDS: ["tests/worker/test_worker_reshard.py::test_members_share_the_new_slots"],

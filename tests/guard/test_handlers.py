@@ -235,7 +235,6 @@ async def test_a_delivery_of_work_that_has_not_ended_is_rejected(gate: Gate) -> 
             await Callback(_returning(result))("message"),
         ):  # fmt: skip
             assert (verdict.outcome, type(verdict.error)) == ("rejected", InvalidArgument)
-    topic.delete(discard=True)
     # A subscriber awaits what a lambda around a coroutine function returns, but no thread
     subscriber: Callback[str] = Callback(lambda message: handle_async(message))
     assert ((await subscriber("m")).outcome, ran) == ("handled", ["m"])
@@ -298,4 +297,3 @@ async def test_a_decorator_above_a_guarded_handler_runs(gate: Gate, above: Any, 
     # Then each call goes through the decorator, and the effect happens once
     assert [verdict.outcome for verdict in verdicts] == ["handled", "handled"]
     assert ran == ["above", "effect", "above"]
-    topic.delete(discard=True)
