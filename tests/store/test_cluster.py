@@ -20,10 +20,12 @@ import redis.asyncio as aredis
 
 from idemgate import Gate, Trigger
 from idemgate.core.backoff import SOCKET_TIMEOUT
-from idemgate.core.calls import Batch, Call, new_id
+from idemgate.core.calls import Batch, Call, new_id, run_plan
 from idemgate.core.keys import record, scopes
 from idemgate.errors import ServerRejected, StoreUnavailable
 from idemgate.guard.claim_calls import ClaimReply
+from idemgate.guard.heartbeat import note
+from idemgate.history.calls import find_guard_history
 from idemgate.store.cluster import topology
 from idemgate.store.cluster.topology import REFRESH_INTERVAL, hash_slot_of
 from idemgate.testing import Clock
@@ -177,6 +179,24 @@ async def test_slots_move_over_the_nodes(face: Face, clock: Clock, on_nodes: Any
     assert (await topic.delete()).known
     assert await face.stored_topics() == []
     assert {key.partition("}:")[2] for keys in on_nodes() for key in keys} <= {"meta", "replies0", "replies1"}
+
+
+async def test_histories_are_on_all_nodes(face: Face, clock: Clock, on_nodes: Any) -> None:
+    # Given messages of all slots that were cancelled, and runs that failed
+    topic = face.topic("t", window="60s", slots=8, history=64)
+    keys = [f"k{n}" for n in range(64)]
+    await topic.trigger_many([Trigger(key, event_id=key) for key in keys])
+    for key in keys:
+        await topic.cancel(key)
+        note(face.gate.context, "s", key, "failed")
+    face.gate.context.notes.flush()  # type: ignore[union-attr]
+    # Then every node has some of the histories, and all of them are found
+    assert all(any(":history" in key for key in found) for found in on_nodes())
+    for key in keys:
+        [trace] = (await face.trace(key)).found
+        assert (trace.key, trace.outcome) == (key, "cancelled")
+        plan = find_guard_history(face.gate.context, key, ["s"])
+        assert [one.what for one in run_plan(plan, face.gate.context.link.run_all)["s"].transitions] == ["failed"]
 
 
 async def test_a_topic_spreads_over_the_nodes(face: Face, clock: Clock, on_nodes: Any) -> None:
