@@ -252,8 +252,8 @@ class ScopeRegistration(LeaseRenewal):
 
 
 # -- notes ------------------------------------------------------------------------------------------------------------
-# What happened to keys outside the usual path. No caller waits for a note, and one that cannot be sent is dropped. The
-# store has a list for each scope and shard of its keys, because a record shares its cluster slot with no other key.
+# What happened to keys outside the usual path. No caller waits for a note. What cannot be sent is dropped and counted.
+# The store has a list for each scope and shard of its keys, because a record shares its cluster slot with no other key.
 
 NOTES_AFTER = 1.0
 """Seconds until a note is sent, with all others of that second."""
@@ -308,6 +308,8 @@ def note(
         sender = context.notes = _Sender(context)
     if not sender.waiting:
         sender.due = monotonic() + NOTES_AFTER
+    if len(sender.waiting) == MAX_NOTES:
+        context.counters.add("history.dropped")
     sender.waiting.append(_Note(keys.scope_history(context.namespace, scope, raw_key), packed, monotonic(), kept))
     context.heartbeat.add(sender)
 
@@ -319,33 +321,42 @@ def note_run(context: Context, request: Request, reply: ClaimReply, what: str, e
     note(context, options.scope, request.key, what, error=error, **facts)
 
 
-def note_history(context: Context, history: bytes, notes: Sequence[tuple[int, bytes]], kept: int = KEPT) -> Call[None]:
-    """Build the call that stores notes of one list: the age of each in ms, and what is packed."""
+def note_history(context: Context, history: bytes, notes: Sequence[tuple[int, bytes]], kept: int = KEPT) -> Call[int]:
+    """Build the call that stores notes of one list: the age of each in ms, and what is packed. Return their number."""
     args: list[Any] = [stamp(context.clock), kept, HISTORY_LASTS]
     for age, packed in notes:
         args += [age, packed]
-    return call("guard/note", (history,), args, lambda _: None)
+    return call("guard/note", (history,), args, lambda _: len(notes))
 
 
 class _Sender(LeaseRenewal):
     """Sends the notes of one gate, each once."""
 
-    __slots__ = ("_context", "waiting")
+    __slots__ = ("_context", "_unsent", "waiting")
     optional = True
 
     def __init__(self, context: Context) -> None:
         super().__init__(lease=6.0)  # a call without a reply delays other leases by a third of this
         self.due = self.last
         self.waiting: deque[_Note] = deque(maxlen=MAX_NOTES)
+        self._unsent = 0
         self._context = context
 
     def renew(self) -> Sequence[Batch[None]]:
         """Build the calls. What they cannot store is dropped."""
         self._context.heartbeat.remove(self)
-        return [Batch([one], lambda _: None) for one in self._take()]
+        return [Batch([one], self._confirm) for one in self._take()]
 
-    def _take(self) -> list[Call[None]]:
+    def _confirm(self, answers: list[int]) -> None:
+        self._unsent -= sum(answers)
+
+    def note_error(self, error: Exception) -> None:  # noqa: ARG002 - each error drops what was not stored
+        """Count what was not stored."""
+        self._context.counters.add("history.dropped", self._unsent)
+
+    def _take(self) -> list[Call[int]]:
         """Return the calls that store what waits: one for each list, and for each hundred of its notes."""
+        self._unsent = len(self.waiting)
         taken: dict[bytes, list[tuple[int, bytes]]] = {}
         kept: dict[bytes, int] = {}
         with suppress(IndexError):
@@ -360,9 +371,11 @@ class _Sender(LeaseRenewal):
 
     def flush(self) -> None:
         """Send what waits, at the end of the gate. Drop it if the store does not take it at once."""
-        with suppress(Exception):
+        try:
             for one in self._take():
-                self._context.link.run(one, FLUSH_TIMEOUT, FLUSH_TIMEOUT)
+                self._confirm([self._context.link.run(one, FLUSH_TIMEOUT, FLUSH_TIMEOUT)])
+        except Exception as error:  # noqa: BLE001 - the end of a gate goes on
+            self.note_error(error)
 
     def overdue(self) -> None:
         """Ignore it: the gate is closed."""

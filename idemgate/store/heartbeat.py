@@ -43,7 +43,7 @@ class LeaseRenewal(ABC):
     """A lease to renew. `lease` is in seconds. `failures` is the number of failed renewals since the last success.
 
     The heartbeat thread calls its methods, and the `join` of each batch that `renew` returns. It renews the lease only
-    as long as another object refers to this one. A failure of an `optional` one is not reported.
+    as long as another object refers to this one. A failure of an `optional` one is not reported, except to itself.
     """
 
     optional = False
@@ -213,7 +213,8 @@ class HeartbeatThread:
         for renewal in renewals:
             if renewal not in errors:
                 renewal.last, renewal.failures = started, 0
-        errors = {renewal: error for renewal, error in errors.items() if not renewal.optional}
+        for renewal in [renewal for renewal in errors if renewal.optional]:
+            renewal.note_error(errors.pop(renewal))
         if errors:
             self._report_failures(errors)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, LeaseLost
+from idemgate import Gate, LeaseLost, StoreUnavailable
 from idemgate.core import keys
 from idemgate.core.calls import run_plan
 from idemgate.core.history import HISTORY_LASTS, KEPT
@@ -123,8 +123,22 @@ async def test_what_waits_is_sent_when_the_gate_is_closed(
         made.claim("k", scope="s").release()
         for n in range(MAX_NOTES + 5):
             note(made.context, "s", "k", "failed", attempt=n)
+    assert made.counters["history.dropped"] == 5
     found = history(gate).transitions
     assert [one.attempts for one in found] == list(range(MAX_NOTES + 4, MAX_NOTES + 4 - KEPT, -1))
+
+
+@pytest.mark.parametrize("seconds", [0, 3600], ids=["in the background", "at the end of the gate"])
+def test_what_cannot_be_stored_is_counted(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr("idemgate.guard.heartbeat.NOTES_AFTER", seconds)
+    with Gate("redis://127.0.0.1:1", timeout="100ms", presence=False) as away:
+        with pytest.raises(StoreUnavailable):
+            away.claim("k", scope="s")
+        for n in range(3):
+            note(away.context, "s", f"k{n}", "failed")
+        if not seconds:
+            wait_until(lambda: away.counters["history.dropped"] == 3)
+    assert away.counters["history.dropped"] == 3
 
 
 async def test_a_scope_keeps_the_newest_of_each_shard(gate: Gate, raw: Any, namespace: str, told: Told) -> None:
