@@ -53,6 +53,15 @@ PROGRAMS = {
         {
             _RESHARDS: [
                 "tests/topics/test_reshard.py",
+                "tests/topics/test_stale_layouts.py",
+                "tests/topics/test_events.py::test_what_another_slot_remembered_expires_too",
+                "tests/topics/test_groups.py::test_messages_that_were_ordered_keep_their_order",
+                "tests/topics/test_results.py::test_a_result_survives_a_change_of_the_slots_that_comes_before_the_delivery",
+                "tests/topics/test_results.py::test_a_waiter_is_woken_across_a_change_of_the_slots",
+                "tests/topics/test_refused.py::test_refused_payloads_are_counted_by_their_reason",
+                "tests/topics/test_results.py::test_a_result_is_never_that_of_another_delivery",
+                "tests/topics/test_triggers.py::test_a_version_is_seen_and_reset",
+                "tests/topics/test_triggers.py::test_what_is_not_accepted_is_counted_by_its_reason",
                 "tests/topics/test_events.py::test_an_event_of_two_slots_that_become_one_is_known_as_long_as_in_either",
                 "tests/topics/test_events.py::test_thousands_move_with_their_slot_and_to_that_of_their_group",
                 "tests/topics/test_large.py::test_large_messages_are_moved_to_other_slots",
@@ -61,6 +70,7 @@ PROGRAMS = {
             ],
             _FORGETS: [
                 "tests/topics/test_registry.py::test_a_change_that_was_begun_ends_before_another",
+                "tests/topics/test_registry.py::test_a_gate_forgets_a_topic_that_it_deleted_unless_a_worker_needs_it",
                 "tests/topics/test_registry.py::test_an_emptied_topic_is_forgotten",
                 "tests/topics/test_registry.py::test_killed_anywhere_it_goes_on",
                 "tests/topics/test_registry.py::test_one_that_holds_something_is_kept",
@@ -76,7 +86,10 @@ PROGRAMS = {
                     "tests/topics/test_events.py::"
                     "test_thousands_with_times_of_their_own_are_each_known_as_long_as_they_should_be"
                 ),
+                "tests/topics/test_deliveries.py::test_a_delivery_that_is_not_plain_has_an_entry",
+                "tests/topics/test_deliveries.py::test_a_slot_stores_entries_for_other_leases_than_that_of_its_deliveries",
             ],
+            "counts the commands of the server (INFO)": ["tests/topics/test_commands.py"],
         },
     ),
     "guard,producer,worker,viewer": Program(
@@ -84,6 +97,10 @@ PROGRAMS = {
         ["tests/worker/test_worker_limits.py"],
         {
             _RESHARDS: ["tests/worker/test_worker_reshard.py::test_members_share_the_new_slots"],
+            _FORGETS: ["tests/worker/test_worker_declared.py::test_a_declaration_does_not_reach_a_running_worker"],
+            "makes a consumer group, which is a subscriber's": [
+                "tests/worker/test_worker_downstream.py::test_entries_of_a_stream_lose_no_attempt",
+            ],
             "subscribes, and is run below": _SUBSCRIBERS,
             "asks a server of its own, as a user who may do all": ["tests/worker/test_subscribers_expiry.py"],
         },
@@ -98,6 +115,14 @@ PROGRAMS = {
                 "tests/audit/test_audit.py::test_a_change_of_the_number_of_slots_meanwhile_is_no_fault",
                 "tests/audit/test_audit.py::test_slots_that_are_changed_to_and_fro_are_no_fault",
                 "tests/audit/test_audit.py::test_what_was_asked_for_is_no_fault",
+            ],
+            "records what an operator did, which is an admin's": [
+                f"tests/audit/test_audit.py::{test}"
+                for test in (
+                    "test_a_planted_fault_is_found_alone_and_the_printed_commands_mend_it[an act that cannot be read]",
+                    "test_a_planted_fault_is_found_alone_and_the_printed_commands_mend_it[the acts end]",
+                    "test_of_two_faults_the_commands_mend_both[21]",
+                )
             ],
             "asks in a second namespace": [
                 "tests/audit/test_audit.py::test_a_store_is_named_by_its_url_and_namespaces_do_not_mix",
