@@ -54,6 +54,7 @@ PROGRAMS = {
             _RESHARDS: [
                 "tests/topics/test_reshard.py",
                 "tests/topics/test_stale_layouts.py",
+                "tests/topics/test_history.py::test_a_history_stays_where_it_is_when_the_number_of_slots_changes",
                 "tests/topics/test_events.py::test_what_another_slot_remembered_expires_too",
                 "tests/topics/test_groups.py::test_messages_that_were_ordered_keep_their_order",
                 "tests/topics/test_results.py::test_a_result_survives_a_change_of_the_slots_that_comes_before_the_delivery",
