@@ -7,6 +7,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.key_template import KeyCallable
 from idemgate.core.keys import row_name
 from idemgate.core.scopes import scope_of
+from idemgate.core.tracing import Step, Tracer
 from idemgate.core.validation import check_function
 from idemgate.core.verdict import Action, Outcome, Verdict
 from idemgate.dedup.dedup import DedupValue
@@ -71,11 +72,13 @@ __all__ = [
     "Sink",
     "SinkEntry",
     "Stats",
+    "Step",
     "StoredResult",
     "StoredTopic",
     "StoredVersion",
     "Subscriber",
     "TracedDelivery",
+    "Tracer",
     "Verdict",
     "check_function",
     "milliseconds",

@@ -9,8 +9,8 @@ import msgpack
 
 __all__ = ["pack_message", "unpack_message"]
 
-_EXTENSION = ("attempts", "failure", "version", "priority", "group", "splits", "earlier", "rank")
-_NONE = {"attempts": 0, "splits": 0, "rank": None}
+_EXTENSION = ("attempts", "failure", "version", "priority", "group", "splits", "earlier", "rank", "traces")
+_NONE = {"attempts": 0, "splits": 0}
 
 
 def pack_message(
@@ -22,8 +22,8 @@ def pack_message(
     header = struct.pack(">BB", pinned + 2 * bool(extension), why) + count.to_bytes(5) + times
     if not extension:
         return header + acc
-    fields = [extension.get(name, _NONE.get(name, b"")) for name in _EXTENSION]
-    packed = msgpack.packb(fields[:-1] if fields[-1] is None else fields, use_bin_type=False)
+    names = _EXTENSION if "traces" in extension else _EXTENSION[:8] if "rank" in extension else _EXTENSION[:7]
+    packed = msgpack.packb([extension.get(name, _NONE.get(name, b"")) for name in names], use_bin_type=False)
     return header + struct.pack(">I", len(packed)) + packed + acc
 
 

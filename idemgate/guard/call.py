@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from idemgate.core.backoff import to_async
 from idemgate.core.calls import Call
 from idemgate.core.clock import monotonic
-from idemgate.core.codec import Codec
+from idemgate.core.codec import Codec, add_trace, read_trace
 from idemgate.core.codec.packing import may_hold_model
 from idemgate.core.codec.restoring import holds_stored, restore
 from idemgate.core.codec.storable import describe_unstored, has_other_class, refuse_unfinished_inside
 from idemgate.core.keys import Key, text_of
 from idemgate.core.text import event_log, last_line, message_of, one_line
+from idemgate.core.tracing import Tracer
 from idemgate.core.validation import ENDED, call_async, call_blocking, refuse_unfinished
 from idemgate.core.verdict import Verdict, counts_no_attempt, verdict_of
 from idemgate.core.waits import wait_for_wakeup
@@ -90,10 +91,22 @@ log = event_log("idemgate.once")
 # -- the call ---------------------------------------------------------------------------------------------------------
 
 
-def run(  # noqa: C901 - the whole story
+def run(
     guard: GuardContext, request: Request, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Account:
     """Run one guarded call and return its account. Cancellation, KeyboardInterrupt and SystemExit are raised."""
+    if (tracer := guard.context.tracer) is None:
+        return run_call(guard, request, wrapped, args, kwargs)
+    with tracer.once(guard.options.scope, request.key) as step:
+        account = run_call(guard, request, wrapped, args, kwargs)
+        step.note(judge(request, account), replayed_trace(account))
+        return account
+
+
+def run_call(  # noqa: C901 - the whole story
+    guard: GuardContext, request: Request, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Account:
+    """Run one guarded call without a tracer; see `run`."""
     answer: Grant | Duplicate | None = None
     transaction: Transaction | None = None
     end: End | None = None
@@ -142,14 +155,36 @@ def run(  # noqa: C901 - the whole story
         return None, error, answer, end, ran and (transaction is None or transaction.started)
 
 
-async def run_async(  # noqa: C901 - as `run`
+def run_async(
+    guard: GuardContext,
+    request: Request,
+    wrapped: Callable[..., Awaitable[Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Coroutine[Any, Any, Account]:
+    """Run one guarded call and return its account; see `run`."""
+    if (tracer := guard.context.tracer) is None:
+        return run_call_async(guard, request, wrapped, args, kwargs)
+    return _trace_call(tracer, guard, request, run_call_async(guard, request, wrapped, args, kwargs))
+
+
+async def _trace_call(
+    tracer: Tracer, guard: GuardContext, request: Request, call: Coroutine[Any, Any, Account]
+) -> Account:
+    with tracer.once(guard.options.scope, request.key) as step:
+        account = await call
+        step.note(judge(request, account), replayed_trace(account))
+        return account
+
+
+async def run_call_async(  # noqa: C901 - as `run_call`
     guard: GuardContext,
     request: Request,
     wrapped: Callable[..., Awaitable[Any]],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Account:
-    """Run one guarded call and return its account; see `run`."""
+    """Run one guarded call without a tracer; see `run`."""
     answer: Grant | Duplicate | None = None
     transaction: Transaction | None = None
     end: End | None = None
@@ -716,6 +751,8 @@ def end_claim(guard: GuardContext, grant: Grant, ending: Ending | None) -> End |
     if ending is None or ending[0] == KEEP or grant.guarded_by == "process":
         return end_without_store(guard, grant, ending)
     context = guard.context
+    if context.tracer is not None:
+        ending = add_run_trace(context.tracer, ending)
     try:
         held = (context._link or context.link).run(build_end(grant, ending), *guard.end_timeouts)
     except StoreError as error:
@@ -732,6 +769,8 @@ async def end_claim_async(
     """
     if ending is None or ending[0] == KEEP or grant.guarded_by == "process":
         return end_without_store(guard, grant, ending)
+    if guard.context.tracer is not None:
+        ending = add_run_trace(guard.context.tracer, ending)
     link = guard.context._aio_link or guard.context.aio_link
     pending = link.start(build_end(grant, ending), *guard.end_timeouts)
     try:
@@ -765,6 +804,20 @@ def end_without_store(guard: GuardContext, grant: Grant, ending: Ending | None) 
     if grant.guarded_by == "process":
         guard.local.end(grant.request, ending)
     return End(ending[0], interruption=ending[3])
+
+
+def add_run_trace(tracer: Tracer, ending: Ending) -> Ending:
+    """Return the ending with the trace of the run, which is stored with its result or its failure."""
+    kind, data, loses_model, interruption = ending
+    if kind not in (VALUE, FAILURE):
+        return ending
+    return kind, add_trace(data, tracer.run_trace()), loses_model, interruption
+
+
+def replayed_trace(account: Account) -> bytes:
+    """Return the trace of the run whose end a duplicate gets; b"" for any other call, and if none was stored."""
+    answer = account[2]
+    return read_trace(answer.reply.result) if isinstance(answer, Duplicate) and answer.reply.state == "done" else b""
 
 
 def build_end(grant: Grant, ending: Ending) -> Call[bool]:

@@ -17,6 +17,7 @@ from idemgate.core.codec import Codec
 from idemgate.core.counters import Counters
 from idemgate.core.forks import lock_reset_at_fork, run_in_child
 from idemgate.core.scopes import DefaultScopes
+from idemgate.core.tracing import Tracer
 from idemgate.errors import NotConfigured
 from idemgate.store.durability import Durability
 from idemgate.store.heartbeat import HeartbeatThread
@@ -140,12 +141,14 @@ class Context:
     retention in ms. `registered_scopes` are those that the store knows, or is about to know. `activity` is what the
     gate did lately. `lifespans` are the user's resources for its workers. `observer` is called when the gate is first
     used, and when it is closed. `redact` is the user's function for texts that reports and histories hold. `notes` are
-    those of guarded keys that wait to be sent (`idemgate/guard/heartbeat.py`).
+    those of guarded keys that wait to be sent (`idemgate/guard/heartbeat.py`). `tracer` observes each step, for
+    distributed tracing.
     """
 
     observer: Observer | None = None
     redact: Redact | None = None
     notes: Notes | None = None
+    tracer: Tracer | None = None
 
     def __init__(
         self,

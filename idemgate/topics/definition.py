@@ -50,6 +50,7 @@ __all__ = [
     "Sent",
     "TopicDefinition",
     "add_event_ids",
+    "add_trace",
     "check_count",
     "match_outcomes",
     "name_first",
@@ -355,6 +356,12 @@ class BaseTopic(Generic[Sent, Delivered]):
             InvalidArgument: The topic would refuse the trigger. If the topic was declared without options, only its
                 first use tells what its stored policy refuses.
         """
+        if trigger.trace or (tracer := self.definition.context.tracer) is None:
+            return self._pack_trigger(trigger)
+        with tracer.trigger(self.name, [trigger], sends=False) as step:
+            return self._pack_trigger(replace(trigger, trace=step.trace))
+
+    def _pack_trigger(self, trigger: Trigger) -> bytes:
         definition = self.definition
         calls = definition.calls or definition.build_calls()
         if calls is not definition.calls and definition.plain:
@@ -562,6 +569,13 @@ def name_first(error: IdemgateError, topic: str, triggers: Sequence[Trigger]) ->
     """Name the topic and the first of these triggers in an error about all of them."""
     if triggers:
         error.name_subject(topic, triggers[0].key, len(triggers) - 1)
+
+
+def add_trace(triggers: list[Trigger], trace: bytes) -> list[Trigger]:
+    """Return the triggers with the trace of the step that sends them. One that was packed before keeps its own."""
+    if not trace:
+        return triggers
+    return [trigger if trigger.trace else replace(trigger, trace=trace) for trigger in triggers]
 
 
 def add_event_ids(triggers: list[Trigger], execution: Execution, topic: str, merge: Merge) -> list[Trigger]:

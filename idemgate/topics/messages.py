@@ -75,6 +75,7 @@ class Trigger:
     at: datetime | None = field(default=None, kw_only=True)
     version: int | None = field(default=None, kw_only=True)
     event_id: Key | None = field(default=None, kw_only=True)
+    trace: bytes = field(default=b"", kw_only=True, repr=False, compare=False)  # a tracer sets it (`core/tracing.py`)
 
 
 _TRIGGER_FIELDS = ("key", "payload", "priority", "group", "at", "version", "event_id")
@@ -87,14 +88,15 @@ def encode_trigger(trigger: Trigger, codec: Codec, now: float) -> bytes:
         delay = timedelta(milliseconds=milliseconds(trigger.delay, "delay", zero=True))
         at = datetime.fromtimestamp(now, UTC) + delay
     fields = (trigger.key, trigger.payload, trigger.priority, trigger.group, at, trigger.version, trigger.event_id)
-    return codec.encode(dict(zip(_TRIGGER_FIELDS, fields, strict=True)), "trigger")
+    named = dict(zip(_TRIGGER_FIELDS, fields, strict=True))
+    return codec.encode({**named, "trace": trigger.trace} if trigger.trace else named, "trigger")
 
 
 def decode_trigger(packed: bytes, codec: Codec) -> Trigger:
     """Decode a trigger. Raises DecodeError."""
     fields = codec.decode_stored(packed)
     with wrap_decode_errors("a packed trigger"):
-        return Trigger(**{name: fields[name] for name in _TRIGGER_FIELDS})
+        return Trigger(**{name: fields[name] for name in _TRIGGER_FIELDS}, trace=fields.get("trace", b""))
 
 
 def to_triggers(triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Trigger]:
@@ -170,9 +172,9 @@ REASONS: tuple[Reason, ...] = (
 )  # fmt: skip
 """The reasons by their number in the header."""
 HEADER_SIZE = 31
-_PLAIN = (0, b"", b"", b"", b"", 0, b"")
+_PLAIN = (0, b"", b"", b"", b"", 0, b"", b"", (0,))
 """The extension of a message that has none."""
-_EXTENSION = (int, bytes, bytes, object, bytes, int, bytes, bytes)
+_EXTENSION = (int, bytes, bytes, object, bytes, int, bytes, bytes, list)
 
 
 class Message:
@@ -285,6 +287,20 @@ class Message:
         return cast(int, self._extension[5])
 
     @property
+    def traces(self) -> tuple[bytes, ...]:
+        """The traces of its triggers, oldest first: at most 16. Triggers in turn with the same trace share it."""
+        return cast("tuple[bytes, ...]", self._traces[1:])
+
+    @property
+    def dropped_traces(self) -> int:
+        """The number of traces beyond those."""
+        return cast(int, self._traces[0])
+
+    @property
+    def _traces(self) -> tuple[Any, ...]:
+        return tuple(self._extension[8]) if len(self._extension) > 8 else (0,)
+
+    @property
     def payload(self) -> Any:
         """The merged payload. Raises DecodeError if another codec wrote it."""
         with wrap_decode_errors("a payload"):
@@ -334,9 +350,10 @@ def _read_extension(packed: bytes) -> list[Any]:
     if not isinstance(fields, list):
         raise DecodeError("expected a message, got another type")
     values: list[Any] = fields  # pyright: ignore[reportUnknownVariableType]
-    right = 7 <= len(values) <= 8 and all(
+    right = 7 <= len(values) <= 9 and all(
         isinstance(value, kind) for value, kind in zip(values, _EXTENSION, strict=False)
     )
+    right = right and (len(values) < 9 or [*map(type, values[8])] == [int] + [bytes] * (len(values[8]) - 1))
     if not right or not (isinstance(values[3], int) or values[3] == b""):
         raise DecodeError("expected a message, got another type")
     return values
@@ -372,11 +389,14 @@ class Delivery(Generic[P]):
         size: The size of the stored message in bytes; 0 for a forwarded message, which is no longer stored.
         lost: True once the lease is known to be lost. Stop then: another worker may run this key.
         cancelled: True once the key is known to be cancelled.
+        span: What a tracer keeps of the step that handles it. Not set without a tracer.
     """
 
     __slots__ = (
-        "_packed", "_payload", "_read", "cancelled", "due_ms", "lost", "raw_key", "size", "slot", "token", "topic"
+        "_packed", "_payload", "_read", "cancelled", "due_ms", "lost", "raw_key", "size", "slot", "span", "token",
+        "topic",
     )  # fmt: skip
+    span: Any
 
     def __init__(
         self,
@@ -513,6 +533,16 @@ class Delivery(Generic[P]):
     def failure(self) -> str:
         """The failure of the previous attempt; empty if none failed, or if a newer payload replaced what failed."""
         return self._message.failure
+
+    @property
+    def traces(self) -> tuple[bytes, ...]:
+        """The traces of its triggers, oldest first: at most 16. Empty without a tracer. Raises DecodeError."""
+        return self._message.traces
+
+    @property
+    def dropped_traces(self) -> int:
+        """The number of traces beyond those."""
+        return self._message.dropped_traces
 
 
 def replace_payload(delivery: Delivery[Any], accumulator: bytes) -> None:

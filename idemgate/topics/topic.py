@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, TypeVar, cast, overload
 
 from idemgate.core.calls import MAX_ENTRIES, Batch, Call, run_plan
+from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
 from idemgate.errors import IdemgateError, StoreError
@@ -27,6 +28,7 @@ from idemgate.topics.definition import (
     Sent,
     TopicDefinition,
     add_event_ids,
+    add_trace,
     check_count,
     match_outcomes,
     name_first,
@@ -135,12 +137,21 @@ class Topic(BaseTopic[Sent, Delivered]):
         trigger = Trigger(
             key, payload, priority=priority, group=group, delay=delay, at=at, version=version, event_id=event_id
         )
+        if (tracer := self.definition.context.tracer) is None:
+            return self._trigger(trigger)
+        with tracer.trigger(self.name, [trigger]) as step:
+            trigger.trace = step.trace
+            receipt = self._trigger(trigger)
+            step.note([receipt])
+            return receipt
+
+    def _trigger(self, trigger: Trigger) -> Receipt:
         try:
-            if event_id is None and (execution := current_claim()) is not None:
+            if trigger.event_id is None and (execution := current_claim()) is not None:
                 (trigger,) = self._add_event_ids([trigger], execution)
             receipt = self.run(lambda calls: calls.trigger(trigger))
         except IdemgateError as error:
-            error.name_subject(self.name, key)
+            error.name_subject(self.name, trigger.key)
             self._count_refused(error)
             raise
         if receipt.status == "dropped":
@@ -165,6 +176,14 @@ class Topic(BaseTopic[Sent, Delivered]):
             StoreUnavailable: Some triggers may not have been accepted.
         """
         checked = to_triggers(triggers)
+        if (tracer := self.definition.context.tracer) is None:
+            return self._trigger_many(checked)
+        with tracer.trigger(self.name, checked) as step:
+            receipts = self._trigger_many(add_trace(checked, step.trace))
+            step.note(receipts)
+            return receipts
+
+    def _trigger_many(self, checked: list[Trigger]) -> list[Receipt]:
         try:
             if (execution := current_claim()) is not None:
                 checked = self._add_event_ids(checked, execution)
@@ -592,4 +611,9 @@ class Topic(BaseTopic[Sent, Delivered]):
         return self.definition.context.link.run_all(build(self.definition.calls or self._open(build)))
 
     def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> SettleOutcome | list[SettleOutcome]:
-        return match_outcomes(deliveries, self._run_all(lambda calls: calls.settle_many(settlements)))
+        tracer = self.definition.context.tracer
+        began = 0.0 if tracer is None else monotonic()
+        outcomes = self._run_all(lambda calls: calls.settle_many(settlements))
+        if tracer is not None:
+            tracer.settled(self.name, settlements, outcomes, monotonic() - began)
+        return match_outcomes(deliveries, outcomes)

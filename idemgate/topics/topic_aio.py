@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 from idemgate.core.calls import MAX_ENTRIES, Batch, Call, run_plan_async
+from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
 from idemgate.core.waits import wait_for_wakeup
@@ -30,6 +31,7 @@ from idemgate.topics.definition import (
     Sent,
     TopicDefinition,
     add_event_ids,
+    add_trace,
     check_count,
     match_outcomes,
     name_first,
@@ -114,13 +116,22 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         trigger = Trigger(
             key, payload, priority=priority, group=group, delay=delay, at=at, version=version, event_id=event_id
         )
+        if (tracer := self.definition.context.tracer) is None:
+            return await self._trigger(trigger)
+        with tracer.trigger(self.name, [trigger]) as step:
+            trigger.trace = step.trace
+            receipt = await self._trigger(trigger)
+            step.note([receipt])
+            return receipt
+
+    async def _trigger(self, trigger: Trigger) -> Receipt:
         try:
-            if event_id is None and (execution := current_claim()) is not None:
+            if trigger.event_id is None and (execution := current_claim()) is not None:
                 (trigger,) = await self._add_event_ids([trigger], execution)
             calls = self.definition.calls or await self._open(lambda calls: calls.pack_trigger(trigger))
             receipt = await self._coalescer().add(calls, calls.pack_trigger(trigger))
         except IdemgateError as error:
-            error.name_subject(self.name, key)
+            error.name_subject(self.name, trigger.key)
             await self._count_refused(error)
             raise
         if receipt.status == "dropped":
@@ -130,6 +141,14 @@ class AioTopic(BaseTopic[Sent, Delivered]):
     async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, Sent]]) -> list[Receipt]:
         """Send many triggers, in order. See `Topic.trigger_many`."""
         checked = to_triggers(triggers)
+        if (tracer := self.definition.context.tracer) is None:
+            return await self._trigger_many(checked)
+        with tracer.trigger(self.name, checked) as step:
+            receipts = await self._trigger_many(add_trace(checked, step.trace))
+            step.note(receipts)
+            return receipts
+
+    async def _trigger_many(self, checked: list[Trigger]) -> list[Receipt]:
         try:
             if (execution := current_claim()) is not None:
                 checked = await self._add_event_ids(checked, execution)
@@ -349,7 +368,12 @@ class AioTopic(BaseTopic[Sent, Delivered]):
     async def _settle(
         self, deliveries: Deliveries, settlements: list[Settlement]
     ) -> SettleOutcome | list[SettleOutcome]:
-        return match_outcomes(deliveries, await self._run_all(lambda calls: calls.settle_many(settlements)))
+        tracer = self.definition.context.tracer
+        began = 0.0 if tracer is None else monotonic()
+        outcomes = await self._run_all(lambda calls: calls.settle_many(settlements))
+        if tracer is not None:
+            tracer.settled(self.name, settlements, outcomes, monotonic() - began)
+        return match_outcomes(deliveries, outcomes)
 
     def _coalescer(self) -> _TriggerCoalescer:
         """Return the trigger coalescer of the running event loop."""

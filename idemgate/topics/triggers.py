@@ -10,6 +10,7 @@ from idemgate.core import keys
 from idemgate.core.calls import Arg, Batch, Call, Incomplete, head_with_keys, new_id, split_batches
 from idemgate.core.durations import instant, milliseconds
 from idemgate.core.keys import Key
+from idemgate.core.tracing import MAX_TRACE
 from idemgate.errors import InvalidArgument
 from idemgate.topics.merge import pack
 from idemgate.topics.messages import Receipt, ReceiptStatus, Ticket, Trigger
@@ -25,7 +26,7 @@ MAX_DETAILED_TRIGGERS = 40
 """Maximum triggers per script call if some have options beyond a time. Those take two to four times as long."""
 _SINGLE = b"%b$0\r\n\r\n$16\r\n%b\r\n$%d\r\n%b\r\n$0\r\n\r\n$%d\r\n%b\r\n$1\r\n1\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n"
 """The framed form of one trigger, for the server clock and a 16-byte request id."""
-_DETAILED = b"\x95"
+_DETAILED = b"\x96"
 """The first byte of packed options that hold more than a time."""
 _DEFERRED = 5
 """The reply code of a trigger that the script left for another call."""
@@ -133,7 +134,7 @@ class TriggerCalls(BaseCalls):
         """Check a trigger and pack it for the script. Raises InvalidArgument, which names the key."""
         try:
             key, group, options = keys.raw(trigger.key), trigger.group, pack_time(trigger)
-            if not (trigger.priority is group is trigger.version is trigger.event_id is None):
+            if not (trigger.priority is group is trigger.version is trigger.event_id is None) or trigger.trace:
                 options = self._pack_options(trigger, options)
             acc = self.policy.merge.lift(trigger.payload, self.codec)
             if self.check is not None:
@@ -149,7 +150,7 @@ class TriggerCalls(BaseCalls):
         group = b"" if trigger.group is None else _pack_group(trigger.group)
         key = keys.raw(trigger.key)
         event = b"" if trigger.event_id is None else keys.event(trigger.event_id, key, group or key)
-        return pack([time, self._check_priority(trigger.priority), group, version, event])
+        return pack([time, self._check_priority(trigger.priority), group, version, event, _check_trace(trigger.trace)])
 
     def _check_priority(self, priority: int | None) -> int | bytes:
         if priority is None:
@@ -203,6 +204,12 @@ def _pack_group(group: Key) -> bytes:
     if b"\0" in raw_group:
         raise InvalidArgument("group", group, "holds a NUL", "Use a text without one")
     return raw_group
+
+
+def _check_trace(trace: bytes) -> bytes:
+    if type(trace) is not bytes or len(trace) > MAX_TRACE:
+        raise InvalidArgument("trace", trace, "no trace of a tracer", f"Pass at most {MAX_TRACE} bytes, or none")
+    return trace
 
 
 def _pack_version(version: int) -> bytes:

@@ -7,6 +7,7 @@ from types import CoroutineType
 from typing import Any
 
 from idemgate.core.keys import Key, step_key
+from idemgate.core.tracing import Tracer
 from idemgate.core.validation import ENDED, refuse_unfinished
 from idemgate.core.verdict import HANDLED, Verdict, judge_error
 from idemgate.guard.current import Execution, check_step, set_current
@@ -43,7 +44,7 @@ def build_run(handler: Handler, context: Context) -> Callable[[Delivery[Any]], V
                 execution.end()
         return HANDLED if value is None else Verdict("handled", value, ran=True)
 
-    return run
+    return run if context.tracer is None else _trace(run, context.tracer)
 
 
 def build_run_async(handler: Handler, context: Context) -> Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]:
@@ -73,7 +74,29 @@ def build_run_async(handler: Handler, context: Context) -> Callable[[Delivery[An
             if execution is not None:
                 execution.end()
 
-    return run
+    return run if context.tracer is None else _trace_async(run, context.tracer)
+
+
+def _trace(run: Callable[[Delivery[Any]], Verdict[Any]], tracer: Tracer) -> Callable[[Delivery[Any]], Verdict[Any]]:
+    def traced(delivery: Delivery[Any]) -> Verdict[Any]:
+        with tracer.process(delivery) as step:
+            verdict = run(delivery)
+            step.note(verdict)
+            return verdict
+
+    return traced
+
+
+def _trace_async(
+    run: Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]], tracer: Tracer
+) -> Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]:
+    async def traced(delivery: Delivery[Any]) -> Verdict[Any]:
+        with tracer.process(delivery) as step:
+            verdict = await run(delivery)
+            step.note(verdict)
+            return verdict
+
+    return traced
 
 
 class DeliveryExecution(Execution):

@@ -240,7 +240,7 @@ def flying(entry: bytes = TOKEN, ends: float = NOW + 1000, **changes: Any) -> di
     ("name", "value"),
     [
         ("count", 0), ("acc", b"\xc1"), ("attempts", b"text"), ("failure", 7), ("version", 7), ("priority", b"text"),
-        ("group", 7), ("splits", b"text"), ("earlier", 7), ("rank", 7), ("why", 10),
+        ("group", 7), ("splits", b"text"), ("earlier", 7), ("rank", 7), ("traces", 7), ("traces", [b"no"]), ("why", 10),
     ],
 )  # fmt: skip
 def test_a_message_with_a_corrupt_field_is_reported(name: str, value: Any) -> None:

@@ -31,6 +31,9 @@ def test_each_field_is_what_it_is_called() -> None:
     assert (found.count, found.first_ms, found.last_ms, found.due_ms, found.attempts) == (2, 1, 2, 3, 4)
     assert (found.reason, found.version, found.serial, found.splits) == ("window", None, 5, 6)
     assert (found.failure, found.group, found.priority, found.payload) == ("no", "group", 0, 1)
+    traced = _read(traces=[3, b"a", b"b"])
+    assert (traced.traces, traced.dropped_traces, traced.count) == ((b"a", b"b"), 3, 2)
+    assert (found.traces, found.dropped_traces) == ((), 0)
     ranked = _read(priority=7, version=b"12", rank=b"rank")
     assert (ranked.priority, ranked.version, ranked.count) == (7, 12, 2)
 
@@ -63,7 +66,7 @@ def test_times_are_those_of_a_calendar(name: str) -> None:
         _read(**{name: LATEST_MS + 1})
 
 
-@for_each("name", ["attempts", "failure", "version", "priority", "group", "splits", "earlier", "rank"])
+@for_each("name", ["attempts", "failure", "version", "priority", "group", "splits", "earlier", "rank", "traces"])
 def test_a_field_of_another_type_is_corrupt(name: str) -> None:
     other: Any = b"text" if name in ("attempts", "splits", "priority") else 7
     with pytest.raises(DecodeError):

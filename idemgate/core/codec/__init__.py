@@ -19,9 +19,11 @@ from typing import Any
 from idemgate.core.codec.packing import Unpack, ValueEncoder, looks_plain, measure, pack, unpack, unpack_stored
 from idemgate.errors import DecodeError, InvalidArgument, TooLarge
 
-__all__ = ["Codec", "canonical", "digest"]
+__all__ = ["Codec", "add_trace", "canonical", "digest", "read_trace"]
 
 _VERSION = b"\x01"
+_TRACED = b"\x02"
+"""Stands before a value that has a trace: then come the length of the trace in 2 bytes, the trace and the value."""
 _SMALL = 4096  # the unpacker of a smaller body allocates at most 64 lists of 4096 items: 2 MB
 _MAX_DEPTH = 64
 _SINGLE = frozenset({str, bool, type(None)})
@@ -111,6 +113,8 @@ class Codec:
         return self._decode(data, unpack_stored)
 
     def _decode(self, data: bytes, unpack: Unpack) -> Any:
+        if data[:1] == _TRACED:
+            data = data[3 + len(read_trace(data)) :]
         if data[:1] != _VERSION:
             raise DecodeError(f"it starts with {data[:1]!r}, not with version {_VERSION!r} of this library")
         if len(data) > self.max_bytes:
@@ -144,6 +148,16 @@ class Codec:
             raise InvalidArgument(
                 name, type(value), str(error), "Split it, or store it elsewhere and pass a reference"
             ) from None
+
+
+def add_trace(data: bytes, trace: bytes) -> bytes:
+    """Return an encoded value with the trace of the step that made it (`core/tracing.py`). `decode` leaves it out."""
+    return _TRACED + len(trace).to_bytes(2) + trace + data if trace else data
+
+
+def read_trace(data: bytes) -> bytes:
+    """Return the trace that was added to an encoded value, or b""."""
+    return data[3 : 3 + int.from_bytes(data[1:3])] if data[:1] == _TRACED else b""
 
 
 def canonical(value: object, name: str = "value", *, unique: bool = False) -> bytes:

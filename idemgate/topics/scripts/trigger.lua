@@ -21,7 +21,7 @@
 --- @include "topics/lib/trigger/accept_one"
 local K, p, now_ms = slot(KEYS), policy(ARGV[3]), math.floor(now(ARGV[1]) / 1000)
 local given = (#ARGV - 6) / 2
-local DETAILED, TIMES, DETAILED_LIST = 0x95, 0xdc, 0xdd -- first bytes: of options, of arrays of times and options
+local DETAILED, TIMES, DETAILED_LIST = 0x96, 0xdc, 0xdd -- first bytes: of options, of arrays of times and options
 local stored
 local special = p.leading or p.history -- each trigger needs `accept_any`
 if given == 1 and ARGV[4] == "" and #ARGV[2] == 16 and not special then -- a longer id is that of a request which moved

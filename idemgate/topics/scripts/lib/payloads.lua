@@ -148,5 +148,9 @@ local function merge_messages(spec, old, new, is_trigger)
     old.priority = new.priority
   end
   old.group = new.group -- also none: every trigger says the group that its key belongs to
+  if new.traces then
+    --- @include "topics/lib/slot/join_traces"
+    old.traces = join_traces(old.traces, new.traces)
+  end
   return old, lost or 0
 end

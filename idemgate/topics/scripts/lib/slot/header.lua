@@ -4,9 +4,10 @@
 --              Flags: 1 the caller set the time, 2 there is an extension. The reason names what made the message due. The
 --              serial numbers its newest trigger within the slot, so two messages of one key differ.
 --   extension  its length (4), then a packed array: attempts that ended, failure of the last one, version, priority, group,
---              partial retries, earlier attempts, rank. "" stands for none. The
---              earlier attempts, as text, ended before its newest trigger (topics/lib/payloads). The rank, absent for none, is the text
---              by which the message last waited for its group in a topic with priorities.
+--              partial retries, earlier attempts, rank, traces. "" stands for none. The
+--              earlier attempts, as text, ended before its newest trigger (topics/lib/payloads). The rank is the text by which the
+--              message last waited for its group in a topic with priorities. The traces are those of its triggers
+--              (topics/lib/slot/join_traces). Both are absent for none; a message with traces and no rank has the rank "".
 --   accumulator  the rest (topics/lib/payloads)
 local HEADER, HEADER_SIZE = ">BBI5I6I6I6I6", 31
 local reason = { now = 0, window = 1, quiet = 2, max_delay = 3, max_size = 4, leading = 5, time = 6, flush = 7, retry = 8, redrive = 9 }

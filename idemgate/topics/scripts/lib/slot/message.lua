@@ -9,7 +9,7 @@ local function decode_message(packed)
   if flags > 1 then
     local size, from = struct.unpack(">I4", packed, at)
     at = from + size
-    m.attempts, m.failure, m.version, m.priority, m.group, m.splits, m.earlier, m.rank = unpack(cmsgpack.unpack(string.sub(packed, from, at - 1)), 1, 8)
+    m.attempts, m.failure, m.version, m.priority, m.group, m.splits, m.earlier, m.rank, m.traces = unpack(cmsgpack.unpack(string.sub(packed, from, at - 1)), 1, 9)
   end
   m.acc = string.sub(packed, at)
   return m
@@ -24,12 +24,12 @@ end
 -- Encode a message. Its accumulator may be packed or a table.
 local function encode_message(m)
   local acc = type(m.acc) == "table" and cmsgpack.pack(m.acc) or m.acc
-  local plain = m.attempts == 0 and m.splits == 0 and not m.rank and m.failure .. m.version .. m.priority .. m.group .. m.earlier == ""
+  local plain = m.attempts == 0 and m.splits == 0 and not (m.rank or m.traces) and m.failure .. m.version .. m.priority .. m.group .. m.earlier == ""
   local header = struct.pack(HEADER, m.pinned + (plain and 0 or 2), m.why, m.count, m.first, m.last, m.due, m.serial)
   if plain then
     return header .. acc
   end
-  return header .. encode_extension({ m.attempts, m.failure, m.version, m.priority, m.group, m.splits, m.earlier, m.rank }) .. acc
+  return header .. encode_extension({ m.attempts, m.failure, m.version, m.priority, m.group, m.splits, m.earlier, m.rank or m.traces and "", m.traces }) .. acc
 end
 
 -- Return the header of a message with another serial.

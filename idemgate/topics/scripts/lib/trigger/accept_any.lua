@@ -47,16 +47,17 @@ local function accept_any(t)
   end
 
   -- Parse the options of a trigger: a time (parse_time), or {time or "", priority or "", group or "", version or "",
-  -- event id (topics/lib/events) or ""}. In the returned table, `at` is a time in ms or nil for the policy's.
+  -- event id (topics/lib/events) or "", trace (topics/lib/slot/join_traces) or ""}. In the returned table, `at` is a time in
+  -- ms or nil for the policy's.
   local function parse_options(given)
     if type(given) == "string" then
       return {
-        at = parse_time(given, now_ms), priority = "", group = "", version = "", event = "", tracked = p.leading,
+        at = parse_time(given, now_ms), priority = "", group = "", version = "", event = "", trace = "", tracked = p.leading,
       }
     end
-    local at, priority, group, version, event = unpack(given)
+    local at, priority, group, version, event, trace = unpack(given)
     return {
-      at = parse_time(at, now_ms), priority = priority, group = group, version = version, event = event,
+      at = parse_time(at, now_ms), priority = priority, group = group, version = version, event = event, trace = trace,
       tracked = p.leading or version ~= "" or event ~= "",
     }
   end
@@ -87,14 +88,15 @@ local function accept_any(t)
   end
 
   local function add_message(key, options, acc)
-    local extended = options.version .. options.priority .. options.group ~= ""
+    local extended = options.version .. options.priority .. options.group .. options.trace ~= ""
     local header, due, score = prepare(options, extended)
     if options.group ~= "" then
       -- The messages of a group have serials of their own: those of one time are delivered in this order.
       header = with_serial(header, call.new.serial)
     end
     if extended then
-      header = header .. encode_extension({ 0, "", options.version, options.priority, options.group, 0, "" })
+      local traces = options.trace ~= "" and { 0, options.trace } or nil
+      header = header .. encode_extension({ 0, "", options.version, options.priority, options.group, 0, "", traces and "", traces })
     end
     call.pending[key], call.changed[key] = header .. acc, true
     if not call.in_flight[key] then

@@ -7,13 +7,14 @@
 -- of the script.
 local function accept_one(K, p, now_ms, args)
   local time, extension = args[5], ""
-  if string.byte(time) == 0x95 then -- packed options (topics/lib/trigger/accept_any)
-    local at, priority, group, version, event = unpack(cmsgpack.unpack(time), 1, 5)
+  if string.byte(time) == 0x96 then -- packed options (topics/lib/trigger/accept_any)
+    local at, priority, group, version, event, trace = unpack(cmsgpack.unpack(time), 1, 6)
     if version ~= "" or event ~= "" then
       return nil
     end
-    if priority .. group ~= "" then
-      extension = cmsgpack.pack({ 0, "", "", priority, group, 0, "" })
+    if priority .. group .. trace ~= "" then
+      local traces = trace ~= "" and { 0, trace } or nil
+      extension = cmsgpack.pack({ 0, "", "", priority, group, 0, "", traces and "", traces })
       extension = struct.pack(">I4", #extension) .. extension
     end
     time = at

@@ -76,6 +76,7 @@ local function merge_trigger(call, key, old, options, acc)
   end
   local receipt = "merged"
   new.acc, new.version, new.priority, new.group = acc, options.version, options.priority, options.group
+  new.traces = options.trace ~= "" and { 0, options.trace } or nil
   local failed = old.attempts > 0
   local m, lost = merge_messages(p.merge, old, new, true)
   call.lost = call.lost + lost

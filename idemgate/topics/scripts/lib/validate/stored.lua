@@ -42,10 +42,21 @@ local function is_accumulator(spec, acc)
   end
   error("no merge policy " .. tostring(op))
 end
+local function are_traces(found)
+  if type(found) ~= "table" or type(found[1]) ~= "number" then
+    return false
+  end
+  for i = 2, #found do
+    if type(found[i]) ~= "string" then
+      return false
+    end
+  end
+  return true
+end
 local function has_texts(m)
   return type(m.failure) == "string" and type(m.version) == "string" and type(m.group) == "string" and type(m.earlier) == "string"
     and type(m.attempts) == "number" and type(m.splits) == "number" and (m.priority == "" or type(m.priority) == "number")
-    and (not m.rank or type(m.rank) == "string")
+    and (not m.rank or type(m.rank) == "string") and (not m.traces or are_traces(m.traces))
 end
 -- Return the decoded message, or nil if it is corrupt. With a `spec`, its accumulator must have that shape.
 local function validate_message(packed, spec)
