@@ -7,7 +7,6 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.key_template import KeyCallable
 from idemgate.core.keys import row_name
 from idemgate.core.scopes import scope_of
-from idemgate.core.tracing import Step, Tracer
 from idemgate.core.validation import check_function
 from idemgate.core.verdict import Action, Outcome, Verdict
 from idemgate.dedup.dedup import DedupValue
@@ -21,6 +20,7 @@ from idemgate.guard.sink.protocol import AioSink, Sink, SinkEntry, StoredResult
 from idemgate.history.trace import EventTrace, EventTraces, TracedDelivery
 from idemgate.membership.member import Member, Membership
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest
+from idemgate.store.context import Step, Tracer
 from idemgate.subscribers import Entry, Expired, ListEntry, PubSubMessage, Subscriber
 from idemgate.topics.dead_letters import DeadLetter, LoadedLetters
 from idemgate.topics.decorator import MergedFunction

@@ -59,7 +59,9 @@ class Recorder:
     def run_trace(self) -> bytes:
         return _current.get()
 
-    def settled(self, topic: str, settlements: Sequence[Any], outcomes: Sequence[str], seconds: float) -> None:
+    def record_settlements(
+        self, topic: str, settlements: Sequence[Any], outcomes: Sequence[str], seconds: float
+    ) -> None:
         assert seconds >= 0
         self.ends += [(topic, one.verb, outcome) for one, outcome in zip(settlements, outcomes, strict=True)]
 

@@ -136,7 +136,7 @@ def _fuzz(name: str, memory: int, rest: list[str]) -> None:
     """Does not return."""
     import atheris
 
-    with atheris.instrument_imports(include=["idemgate", "idemgate_http", "idemgate_webhook"]):
+    with atheris.instrument_imports(include=["idemgate", "idemgate_http", "idemgate_otel", "idemgate_webhook"]):
         from tests.security import decoders
 
     def grown() -> int:

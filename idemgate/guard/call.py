@@ -1,6 +1,6 @@
 """One guarded call from top to bottom: claim the key, decide, run the work under a lease, end the claim.
 
-`run` and `run_async` tell it. The steps follow in the order in which they take them, each blocking one before its async
+`run_call` and `run_call_async` tell it. The steps follow in the order in which they take them, each blocking one before its async
 form. Both return an account of the call: the decorator returns its value or raises its error, `gate.guard` judges it.
 """
 
@@ -21,7 +21,6 @@ from idemgate.core.codec.restoring import holds_stored, restore
 from idemgate.core.codec.storable import describe_unstored, has_other_class, refuse_unfinished_inside
 from idemgate.core.keys import Key, text_of
 from idemgate.core.text import event_log, last_line, message_of, one_line
-from idemgate.core.tracing import Tracer
 from idemgate.core.validation import ENDED, call_async, call_blocking, refuse_unfinished
 from idemgate.core.verdict import Verdict, counts_no_attempt, verdict_of
 from idemgate.core.waits import wait_for_wakeup
@@ -72,7 +71,7 @@ from idemgate.guard.request import (
     log_facts,
 )  # fmt: skip
 from idemgate.guard.sink.transaction import Transaction
-from idemgate.store.context import Context
+from idemgate.store.context import Context, Tracer
 
 if TYPE_CHECKING:
     from idemgate.store.aio import PendingCall

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 from weakref import WeakSet
 
 from idemgate.core.activity import Activity
@@ -17,7 +17,6 @@ from idemgate.core.codec import Codec
 from idemgate.core.counters import Counters
 from idemgate.core.forks import lock_reset_at_fork, run_in_child
 from idemgate.core.scopes import DefaultScopes
-from idemgate.core.tracing import Tracer
 from idemgate.errors import NotConfigured
 from idemgate.store.durability import Durability
 from idemgate.store.heartbeat import HeartbeatThread
@@ -28,10 +27,14 @@ if TYPE_CHECKING:
     from idemgate.store.endpoint import Endpoint
     from idemgate.store.sync import SyncLink
 
-__all__ = ["Cache", "Context", "HasContext", "Observer", "Runner", "Runners", "Running"]
+__all__ = [
+    "MAX_TRACE", "Cache", "Context", "HasContext", "Observer", "Runner", "Runners", "Running", "Step", "Tracer",
+]  # fmt: skip
 
 log = logging.getLogger("idemgate.worker")
 
+MAX_TRACE = 600
+"""The most bytes of a trace: a `traceparent` of 55 characters and a `tracestate` of 512 fit."""
 MAX_SCOPES = 100
 """The most scopes that a gate remembers, to look for a key that is absent in one of them, and to register them."""
 
@@ -130,6 +133,57 @@ class Notes(Protocol):
 
     def flush(self) -> None:
         """Send it now, with one try, because the gate is closed."""
+        ...
+
+
+class Step(Protocol):
+    """A step that began. Its block ends it, also if it raises.
+
+    Attributes:
+        trace: What is stored with a trigger or a result, so that a later step can name this one. At most 600 bytes
+            (MAX_TRACE). b"" stores nothing.
+    """
+
+    @property
+    def trace(self) -> bytes: ...
+
+    def note(self, outcome: Any, replayed: bytes = b"") -> None:
+        """Note the outcome: the receipts of triggers, or the verdict on a delivery or on a guarded call.
+
+        `replayed` is the trace that was stored with the result of an earlier run, if a call replays one.
+        """
+        ...
+
+
+class Tracer(Protocol):
+    """Observes the steps of a gate: set it as `gate.context.tracer`. Its methods must not raise.
+
+    A worker asks for it when it starts.
+    """
+
+    def trigger(self, topic: str, triggers: Sequence[Any], sends: bool = True) -> AbstractContextManager[Step]:
+        """Begin to send triggers. `sends` is False for one that is packed only, to be stored elsewhere."""
+        ...
+
+    def process(self, delivery: Any) -> AbstractContextManager[Step]:
+        """Begin the handler of a delivery. `delivery.traces` are those of its triggers."""
+        ...
+
+    def once(self, scope: str, key: Any) -> AbstractContextManager[Step]:
+        """Begin a guarded call: before its claim."""
+        ...
+
+    def run_trace(self) -> bytes:
+        """Return the trace of the guarded call that runs in this task or thread, to be stored with its result."""
+        ...
+
+    def record_settlements(
+        self, topic: str, settlements: Sequence[Any], outcomes: Sequence[str], seconds: float
+    ) -> None:
+        """Note deliveries that were settled by one call, which took this long.
+
+        An outcome is "ok", "dead", "cancelled", "lost", or "unknown" after an error of the store.
+        """
         ...
 
 

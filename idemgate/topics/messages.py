@@ -75,7 +75,7 @@ class Trigger:
     at: datetime | None = field(default=None, kw_only=True)
     version: int | None = field(default=None, kw_only=True)
     event_id: Key | None = field(default=None, kw_only=True)
-    trace: bytes = field(default=b"", kw_only=True, repr=False, compare=False)  # a tracer sets it (`core/tracing.py`)
+    trace: bytes = field(default=b"", kw_only=True, repr=False, compare=False)  # a tracer sets it (`store/context.py`)
 
 
 _TRIGGER_FIELDS = ("key", "payload", "priority", "group", "at", "version", "event_id")

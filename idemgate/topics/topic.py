@@ -615,5 +615,5 @@ class Topic(BaseTopic[Sent, Delivered]):
         began = 0.0 if tracer is None else monotonic()
         outcomes = self._run_all(lambda calls: calls.settle_many(settlements))
         if tracer is not None:
-            tracer.settled(self.name, settlements, outcomes, monotonic() - began)
+            tracer.record_settlements(self.name, settlements, outcomes, monotonic() - began)
         return match_outcomes(deliveries, outcomes)

@@ -372,7 +372,7 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         began = 0.0 if tracer is None else monotonic()
         outcomes = await self._run_all(lambda calls: calls.settle_many(settlements))
         if tracer is not None:
-            tracer.settled(self.name, settlements, outcomes, monotonic() - began)
+            tracer.record_settlements(self.name, settlements, outcomes, monotonic() - began)
         return match_outcomes(deliveries, outcomes)
 
     def _coalescer(self) -> _TriggerCoalescer:

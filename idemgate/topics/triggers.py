@@ -10,8 +10,8 @@ from idemgate.core import keys
 from idemgate.core.calls import Arg, Batch, Call, Incomplete, head_with_keys, new_id, split_batches
 from idemgate.core.durations import instant, milliseconds
 from idemgate.core.keys import Key
-from idemgate.core.tracing import MAX_TRACE
 from idemgate.errors import InvalidArgument
+from idemgate.store.context import MAX_TRACE
 from idemgate.topics.merge import pack
 from idemgate.topics.messages import Receipt, ReceiptStatus, Ticket, Trigger
 from idemgate.topics.slots import BaseCalls, SlotRequest, flatten, next_batch_size, restore_order, single

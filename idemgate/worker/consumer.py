@@ -246,10 +246,12 @@ class TopicConsumer:
                 self.poller.record_reply(slot, settled, sent)
             self._count_outcomes(settlements, settled.outcomes)
             if (tracer := self.context.tracer) is not None:
-                tracer.settled(self.topic.name, settlements, settled.outcomes, monotonic() - sent)
+                tracer.record_settlements(self.topic.name, settlements, settled.outcomes, monotonic() - sent)
         except StoreError as error:
             if (tracer := self.context.tracer) is not None:
-                tracer.settled(self.topic.name, settlements, ["unknown"] * len(settlements), monotonic() - sent)
+                tracer.record_settlements(
+                    self.topic.name, settlements, ["unknown"] * len(settlements), monotonic() - sent
+                )
             name = "worker.not_durable" if isinstance(error, NotDurable) else "worker.unsettled"
             self.context.counters.add(name, len(settlements))
             facts = {"topic": self.topic.name, "count": len(settlements), "error": str(error)}

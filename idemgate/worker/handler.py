@@ -7,12 +7,11 @@ from types import CoroutineType
 from typing import Any
 
 from idemgate.core.keys import Key, step_key
-from idemgate.core.tracing import Tracer
 from idemgate.core.validation import ENDED, refuse_unfinished
 from idemgate.core.verdict import HANDLED, Verdict, judge_error
 from idemgate.guard.current import Execution, check_step, set_current
 from idemgate.guard.decorator import build_judge, build_judge_async, is_guarded
-from idemgate.store.context import Context
+from idemgate.store.context import Context, Tracer
 from idemgate.topics.messages import Delivery
 
 __all__ = ["Handler", "build_run", "build_run_async"]
@@ -78,25 +77,25 @@ def build_run_async(handler: Handler, context: Context) -> Callable[[Delivery[An
 
 
 def _trace(run: Callable[[Delivery[Any]], Verdict[Any]], tracer: Tracer) -> Callable[[Delivery[Any]], Verdict[Any]]:
-    def traced(delivery: Delivery[Any]) -> Verdict[Any]:
+    def run_traced(delivery: Delivery[Any]) -> Verdict[Any]:
         with tracer.process(delivery) as step:
             verdict = run(delivery)
             step.note(verdict)
             return verdict
 
-    return traced
+    return run_traced
 
 
 def _trace_async(
     run: Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]], tracer: Tracer
 ) -> Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]:
-    async def traced(delivery: Delivery[Any]) -> Verdict[Any]:
+    async def run_traced(delivery: Delivery[Any]) -> Verdict[Any]:
         with tracer.process(delivery) as step:
             verdict = await run(delivery)
             step.note(verdict)
             return verdict
 
-    return traced
+    return run_traced
 
 
 class DeliveryExecution(Execution):

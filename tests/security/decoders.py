@@ -354,6 +354,23 @@ DECODERS: dict[str, Decoder] = {
 }
 
 
+# -- contexts of traces, where that package is installed --------------------------------------------------------------
+
+
+def _trace(data: bytes) -> None:
+    """A context that is read is stored in one form."""
+    from idemgate_otel.w3c import pack, unpack
+
+    if (context := unpack(data)) is not None and context.trace_flags.sampled:
+        assert unpack(pack(context)) == context
+
+
+with suppress(ImportError):
+    import idemgate_otel as _  # noqa: F401
+
+    DECODERS["trace"] = Decoder(_trace, ())
+
+
 # -- what comes with webhooks, where that package is installed --------------------------------------------------------
 
 

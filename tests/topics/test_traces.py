@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from idemgate import Bury, Gate, InvalidArgument, Trigger
-from idemgate.core.tracing import MAX_TRACE
 from idemgate.errors import UnexpectedData
+from idemgate.store.context import MAX_TRACE
 from idemgate.testing import Clock
 from idemgate.topics.messages import Forward
 from tests.conftest import Face

@@ -151,7 +151,7 @@ class Codec:
 
 
 def add_trace(data: bytes, trace: bytes) -> bytes:
-    """Return an encoded value with the trace of the step that made it (`core/tracing.py`). `decode` leaves it out."""
+    """Return an encoded value with the trace of the step that made it (`store/context.py`). `decode` leaves it out."""
     return _TRACED + len(trace).to_bytes(2) + trace + data if trace else data
 
 

@@ -160,7 +160,9 @@ class Instrumentation:
         """Return what is stored with the result of the guarded call that runs here."""
         return pack(trace.get_current_span().get_span_context())
 
-    def settled(self, topic: str, settlements: Sequence[Any], outcomes: Sequence[str], seconds: float) -> None:
+    def record_settlements(
+        self, topic: str, settlements: Sequence[Any], outcomes: Sequence[str], seconds: float
+    ) -> None:
         """Record deliveries that were settled by one call. Their spans are children of those that handled them."""
         end = time.time_ns()
         start = end - int(seconds * 1e9)
