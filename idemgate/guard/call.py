@@ -1,7 +1,8 @@
 """One guarded call from top to bottom: claim the key, decide, run the work under a lease, end the claim.
 
 `run_call` and `run_call_async` tell it. The steps follow in the order in which they take them, each blocking one before
-its async form. Both return an account of the call: the decorator returns its value or raises its error, `gate.guard` judges it.
+its async form. Both return an account of the call: the decorator returns its value or raises its error, `gate.guard`
+judges it.
 """
 
 from __future__ import annotations
