@@ -1,15 +1,14 @@
 """One guarded call from top to bottom: claim the key, decide, run the work under a lease, end the claim.
 
-`run_call` and `run_call_async` tell it. The steps follow in the order in which they take them, each blocking one before
-its async form. Both return an account of the call: the decorator returns its value or raises its error, `gate.guard`
-judges it.
+`run` and `run_async` tell it. The steps follow in the order in which they take them, each blocking one before its async
+form. Both return an account of the call: the decorator returns its value or raises its error, `gate.guard` judges it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -91,22 +90,17 @@ log = event_log("idemgate.once")
 # -- the call ---------------------------------------------------------------------------------------------------------
 
 
-def run(
-    guard: GuardContext, request: Request, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+def run(  # noqa: C901, PLR0912 - the whole story
+    guard: GuardContext,
+    request: Request,
+    wrapped: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    traced: bool = False,
 ) -> Account:
     """Run one guarded call and return its account. Cancellation, KeyboardInterrupt and SystemExit are raised."""
-    if (tracer := guard.context.tracer) is None:
-        return run_call(guard, request, wrapped, args, kwargs)
-    with tracer.once(guard.options.scope, request.key) as step:
-        account = run_call(guard, request, wrapped, args, kwargs)
-        step.note(judge(request, account), replayed_trace(account))
-        return account
-
-
-def run_call(  # noqa: C901 - the whole story
-    guard: GuardContext, request: Request, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Account:
-    """Run one guarded call without a tracer; see `run`."""
+    if guard.context.tracer is not None and not traced:
+        return _trace_run(guard.context.tracer, guard, request, wrapped, args, kwargs)
     answer: Grant | Duplicate | None = None
     transaction: Transaction | None = None
     end: End | None = None
@@ -155,36 +149,17 @@ def run_call(  # noqa: C901 - the whole story
         return None, error, answer, end, ran and (transaction is None or transaction.started)
 
 
-def run_async(
+async def run_async(  # noqa: C901, PLR0912 - as `run`
     guard: GuardContext,
     request: Request,
     wrapped: Callable[..., Awaitable[Any]],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Coroutine[Any, Any, Account]:
+    traced: bool = False,
+) -> Account:
     """Run one guarded call and return its account; see `run`."""
-    if (tracer := guard.context.tracer) is None:
-        return run_call_async(guard, request, wrapped, args, kwargs)
-    return _trace_call(tracer, guard, request, run_call_async(guard, request, wrapped, args, kwargs))
-
-
-async def _trace_call(
-    tracer: Tracer, guard: GuardContext, request: Request, call: Coroutine[Any, Any, Account]
-) -> Account:
-    with tracer.once(guard.options.scope, request.key) as step:
-        account = await call
-        step.note(judge(request, account), replayed_trace(account))
-        return account
-
-
-async def run_call_async(  # noqa: C901 - as `run_call`
-    guard: GuardContext,
-    request: Request,
-    wrapped: Callable[..., Awaitable[Any]],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Account:
-    """Run one guarded call without a tracer; see `run`."""
+    if guard.context.tracer is not None and not traced:
+        return await _trace_run_async(guard.context.tracer, guard, request, wrapped, args, kwargs)
     answer: Grant | Duplicate | None = None
     transaction: Transaction | None = None
     end: End | None = None
@@ -231,6 +206,34 @@ async def run_call_async(  # noqa: C901 - as `run_call`
         return result, None, answer, end, True  # noqa: TRY300 - what it follows must be inside the `try`
     except Exception as error:  # noqa: BLE001 - the account has it
         return None, error, answer, end, ran and (transaction is None or transaction.started)
+
+
+def _trace_run(
+    tracer: Tracer,
+    guard: GuardContext,
+    request: Request,
+    wrapped: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Account:
+    with tracer.once(guard.options.scope, request.key) as step:
+        account = run(guard, request, wrapped, args, kwargs, traced=True)
+        step.note(judge(request, account), replayed_trace(account))
+        return account
+
+
+async def _trace_run_async(
+    tracer: Tracer,
+    guard: GuardContext,
+    request: Request,
+    wrapped: Callable[..., Awaitable[Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Account:
+    with tracer.once(guard.options.scope, request.key) as step:
+        account = await run_async(guard, request, wrapped, args, kwargs, traced=True)
+        step.note(judge(request, account), replayed_trace(account))
+        return account
 
 
 # -- claim ------------------------------------------------------------------------------------------------------------

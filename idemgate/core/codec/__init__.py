@@ -113,10 +113,10 @@ class Codec:
         return self._decode(data, unpack_stored)
 
     def _decode(self, data: bytes, unpack: Unpack) -> Any:
-        if data[:1] == _TRACED:
-            data = data[3 + len(read_trace(data)) :]
         if data[:1] != _VERSION:
-            raise DecodeError(f"it starts with {data[:1]!r}, not with version {_VERSION!r} of this library")
+            data = data[3 + len(read_trace(data)) :] if data[:1] == _TRACED else data
+            if data[:1] != _VERSION:
+                raise DecodeError(f"it starts with {data[:1]!r}, not with version {_VERSION!r} of this library")
         if len(data) > self.max_bytes:
             raise DecodeError(f"it is {len(data):,} bytes long; the limit is {self.max_bytes:,}, of {self.limit_name}")
         body = data[1:]
