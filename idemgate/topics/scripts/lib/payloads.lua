@@ -149,7 +149,7 @@ local function merge_messages(spec, old, new, is_trigger)
   end
   old.group = new.group -- also none: every trigger says the group that its key belongs to
   if new.traces then
-    --- @include "topics/lib/slot/join_traces"
+    --- @include "topics/lib/join_traces"
     old.traces = join_traces(old.traces, new.traces)
   end
   return old, lost or 0

@@ -7,7 +7,7 @@
 --              partial retries, earlier attempts, rank, traces. "" stands for none. The
 --              earlier attempts, as text, ended before its newest trigger (topics/lib/payloads). The rank is the text by which the
 --              message last waited for its group in a topic with priorities. The traces are those of its triggers
---              (topics/lib/slot/join_traces). Both are absent for none; a message with traces and no rank has the rank "".
+--              (topics/lib/join_traces). Both are absent for none; a message with traces and no rank has the rank "".
 --   accumulator  the rest (topics/lib/payloads)
 local HEADER, HEADER_SIZE = ">BBI5I6I6I6I6", 31
 local reason = { now = 0, window = 1, quiet = 2, max_delay = 3, max_size = 4, leading = 5, time = 6, flush = 7, retry = 8, redrive = 9 }

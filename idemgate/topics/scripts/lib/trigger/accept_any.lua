@@ -47,7 +47,7 @@ local function accept_any(t)
   end
 
   -- Parse the options of a trigger: a time (parse_time), or {time or "", priority or "", group or "", version or "",
-  -- event id (topics/lib/events) or "", trace (topics/lib/slot/join_traces) or ""}. In the returned table, `at` is a time in
+  -- event id (topics/lib/events) or "", trace (topics/lib/join_traces) or ""}. In the returned table, `at` is a time in
   -- ms or nil for the policy's.
   local function parse_options(given)
     if type(given) == "string" then
