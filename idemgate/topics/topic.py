@@ -137,21 +137,15 @@ class Topic(BaseTopic[Sent, Delivered]):
         trigger = Trigger(
             key, payload, priority=priority, group=group, delay=delay, at=at, version=version, event_id=event_id
         )
-        if (tracer := self.definition.context.tracer) is None:
-            return self._trigger(trigger)
-        with tracer.trigger(self.name, [trigger]) as step:
-            trigger.trace = step.trace
-            receipt = self._trigger(trigger)
-            step.note([receipt])
+        if self.definition.context.tracer is not None:  # the usual path stays short
+            (receipt,) = self.trigger_many([trigger])
             return receipt
-
-    def _trigger(self, trigger: Trigger) -> Receipt:
         try:
-            if trigger.event_id is None and (execution := current_claim()) is not None:
+            if event_id is None and (execution := current_claim()) is not None:
                 (trigger,) = self._add_event_ids([trigger], execution)
             receipt = self.run(lambda calls: calls.trigger(trigger))
         except IdemgateError as error:
-            error.name_subject(self.name, trigger.key)
+            error.name_subject(self.name, key)
             self._count_refused(error)
             raise
         if receipt.status == "dropped":

@@ -116,22 +116,16 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         trigger = Trigger(
             key, payload, priority=priority, group=group, delay=delay, at=at, version=version, event_id=event_id
         )
-        if (tracer := self.definition.context.tracer) is None:
-            return await self._trigger(trigger)
-        with tracer.trigger(self.name, [trigger]) as step:
-            trigger.trace = step.trace
-            receipt = await self._trigger(trigger)
-            step.note([receipt])
+        if self.definition.context.tracer is not None:  # the usual path stays short
+            (receipt,) = await self.trigger_many([trigger])
             return receipt
-
-    async def _trigger(self, trigger: Trigger) -> Receipt:
         try:
-            if trigger.event_id is None and (execution := current_claim()) is not None:
+            if event_id is None and (execution := current_claim()) is not None:
                 (trigger,) = await self._add_event_ids([trigger], execution)
             calls = self.definition.calls or await self._open(lambda calls: calls.pack_trigger(trigger))
             receipt = await self._coalescer().add(calls, calls.pack_trigger(trigger))
         except IdemgateError as error:
-            error.name_subject(self.name, trigger.key)
+            error.name_subject(self.name, key)
             await self._count_refused(error)
             raise
         if receipt.status == "dropped":
