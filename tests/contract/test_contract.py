@@ -23,6 +23,7 @@ class Impatient(ConsumerContract):
     patience = 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "name"), [(fault, name) for fault, names in FAULTS.items() for name in sorted(names)]
 )

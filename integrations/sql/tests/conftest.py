@@ -94,7 +94,7 @@ async def inbox(flavour: Flavour) -> Any:
 USUAL = {
     # Each process of SQLAlchemy and Django takes seconds.
     **dict.fromkeys(("test_kills", "test_relay_kills", "test_relay_outages"), ("psycopg", "sqlite")),
-    "test_relay": FEW,
+    **dict.fromkeys(("test_relay", "test_concurrency"), FEW),
 }
 """The flavours with which the tests of a file run. With the others they are slow."""
 
