@@ -318,7 +318,6 @@ class PlainClaim(Call[ClaimReply]):
     pair = True
     read = staticmethod(_decode_claim)
     redirect = None
-    framed = b""
 
     def __init__(  # pyright: ignore[reportMissingSuperCall]
         self, keys: tuple[bytes, ...], plain: bytes, owner: bytes, terms: PlainTerms, wait: int
@@ -337,6 +336,12 @@ class PlainClaim(Call[ClaimReply]):
     def args(self) -> Sequence[Arg]:  # type: ignore[override]
         stays, terms, _ = _claim_terms(self.script, *self.terms.scripted, self.wait)
         return b"", b"", stays, terms, self.owner
+
+    @property
+    def framed(self) -> bytes:  # type: ignore[override]
+        _, _, request = _claim_terms(self.script, *self.terms.scripted, self.wait)
+        name = self.keys[0]
+        return request % (len(name), name, self.owner)
 
     def answer_plain(self, reply: Any, asked: float) -> ClaimReply | None:
         """Return the reply for an absent key, and for one that was done at the first attempt. The script knows all."""
