@@ -250,7 +250,7 @@ class Gate:
         - What a duplicate gets: `on_done` to `shadow`.
         - What happens after a failure: `on_error` to `at_most_once`.
         - What happens when a lease or the store is lost: `lease` to `sink`.
-        - What is told later: `history`.
+        - What the history of the scope keeps: `history`.
 
         Args:
             key: a template over the arguments, "{event[id]}" or "{order.id}", or `key=` and a callable that gets the

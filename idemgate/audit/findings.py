@@ -56,7 +56,7 @@ class Finding:
 
     @property
     def advice(self) -> str:
-        """What to do, in words."""
+        """The advice of the catalogue, in words."""
         return CATALOGUE[self.kind].mend
 
     @property

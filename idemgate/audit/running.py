@@ -1,4 +1,4 @@
-"""What is wrong in a namespace that runs: pure functions over a snapshot. The thresholds are those of the catalogue."""
+"""Find what is wrong in a running namespace, by pure functions over a snapshot. The catalogue has the thresholds."""
 
 from __future__ import annotations
 

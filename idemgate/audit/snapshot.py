@@ -1,4 +1,4 @@
-"""What is known of a namespace at a moment: its servers, its topics, the processes that report, and some keys.
+"""A namespace at one moment: its servers, its topics, the processes that report, and some keys.
 
 `take_snapshot` (`idemgate/operate/snapshot.py`) reads it. Nothing here sends anything.
 """

@@ -1,4 +1,4 @@
-"""What a gate did in this process lately: failures, refused triggers and durations. `idemgate/presence` reads it."""
+"""The recent activity of a gate in this process: failures, refused triggers and durations."""
 
 from __future__ import annotations
 

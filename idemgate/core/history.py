@@ -32,7 +32,7 @@ _TIME = 6
 
 
 class Transition(NamedTuple):
-    """What happened to a message or a guarded key.
+    """An event in the life of a message or a guarded key.
 
     Attributes:
         at: The time, by the server's clock.

@@ -60,7 +60,7 @@ def one_line(value: object) -> str:
 
 
 class _Tracebacks(logging.Filter):
-    """Escape and indent the traceback of each record, whatever formatter the program has.
+    """Escape and indent the traceback of each record, with any formatter.
 
     The message of an exception may hold what a stranger sent. In the first column it could forge a record. Formatters
     of the standard library print `exc_text` where it is set; `exc_info` stays for those that read it.

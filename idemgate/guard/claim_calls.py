@@ -291,7 +291,7 @@ def _decode_record(reply: list[Any]) -> Record:
 
 
 class PlainTerms(NamedTuple):
-    """What all plain claims with the same options share.
+    """The parts that all plain claims with the same options share.
 
     `start`, `head` and `rest` are the parts of the request around the key and the owner. `record` is the start of the
     record, before the owner, and `lifetime` the time until it expires, in ms. `scripted` are the terms of a claim by
@@ -337,11 +337,13 @@ class PlainClaim(Call[ClaimReply]):
         stays, terms, _ = _claim_terms(self.script, *self.terms.scripted, self.wait)
         return b"", b"", stays, terms, self.owner
 
-    @property
-    def framed(self) -> bytes:  # type: ignore[override]
+    def _frame(self) -> bytes:
+        """Return the request for the script. Servers without the plain commands get each claim in this form."""
         _, _, request = _claim_terms(self.script, *self.terms.scripted, self.wait)
         name = self.keys[0]
         return request % (len(name), name, self.owner)
+
+    framed = property(_frame)
 
     def answer_plain(self, reply: Any, asked: float) -> ClaimReply | None:
         """Return the reply for an absent key, and for one that was done at the first attempt. The script knows all."""

@@ -1,4 +1,4 @@
-"""What the heartbeat thread does for guarded keys: renew leases, store the retention of scopes, send notes."""
+"""Jobs of the heartbeat thread for guarded keys: renew leases, store the retention of scopes, send notes."""
 
 from __future__ import annotations
 

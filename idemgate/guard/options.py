@@ -123,7 +123,7 @@ class _CommonOptions(TypedDict, total=False):
     on_lost: OnLost
     on_store_error: OnStoreError
     sink: Sink | AioSink | None
-    # What is told later
+    # What the history of the scope keeps
     history: int | None
 
 

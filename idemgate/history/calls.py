@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class KeyHistory:
-    """What is known of a key in a topic or a scope.
+    """The known transitions of a key in a topic or a scope.
 
     Attributes:
         transitions: Its transitions, the newest first.

@@ -54,7 +54,7 @@ class TracedDelivery:
 
 @dataclass(frozen=True, slots=True)
 class EventTrace:
-    """What became of one trigger with an event id.
+    """One trigger with an event id, and its deliveries.
 
     Attributes:
         topic: The topic.

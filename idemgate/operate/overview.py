@@ -1,4 +1,4 @@
-"""What the page shows of a snapshot, as values of JSON: findings, a row for each topic and each process."""
+"""A snapshot for the page, as values of JSON: findings, a row for each topic and each process."""
 
 from __future__ import annotations
 

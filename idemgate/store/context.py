@@ -129,7 +129,7 @@ Redact = Callable[[str, str], str]
 
 
 class Notes(Protocol):
-    """What waits to be sent in the background."""
+    """Notes that wait to be sent in the background."""
 
     def flush(self) -> None:
         """Send it now, with one try, because the gate is closed."""

@@ -1,4 +1,4 @@
-"""Who may do what on the page."""
+"""Access to the page: who may run which verbs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHANGES = frozenset(verb.title for verb in VERBS if verb.changes)
 
 
 class Access(NamedTuple):
-    """What somebody may do.
+    """The rights of one person.
 
     Attributes:
         who: the name in the list of acts. It is stored and logged.

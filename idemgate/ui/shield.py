@@ -1,4 +1,4 @@
-"""What stands before every answer of the page: checks of the request's headers, and the headers of the answer."""
+"""Protection of the page: check the headers of each request, and add the security headers of its answer."""
 
 from __future__ import annotations
 
