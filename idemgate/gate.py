@@ -105,7 +105,8 @@ class Gate:
         redact: a function `(kind, text) -> text` for what a report holds of a key (kind "key"), and what a report or
             the history of a scope holds of a failure ("error"). It runs in the thread of the reports, or in that of
             the call. If it raises, nothing of the text is stored. With it histories of scopes and topics have digests
-            of keys. None: they hold keys and errors as they are.
+            of keys, and the list of acts has what it returns for keys in the commands of a page (`idemgate.ui.app`).
+            None: they hold keys and errors as they are.
 
     Raises:
         InvalidArgument: an argument is invalid.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,16 +15,14 @@ from idemgate.core import keys
 from idemgate.core.calls import PROCESS_BYTES, text
 from idemgate.core.codec import Codec
 from idemgate.core.durations import LONGEST_MS
-from idemgate.core.history import decode_act, decode_transition
 from idemgate.errors import DecodeError
 from idemgate.guard.record import decode_record
 from idemgate.presence.report import decode_report
 
 __all__ = [
     "MAX_SLOTS",
-    "check_acts",
+    "check_entries",
     "check_expiring",
-    "check_history",
     "check_list",
     "check_members",
     "check_names",
@@ -202,24 +200,16 @@ def check_scopes(key: bytes, fields: Mapping[bytes, bytes]) -> Iterator[Finding]
             yield Finding("undecodable", text(key), what, f"HDEL {quote_argument(key)} {quote_argument(text(scope))}")
 
 
-def check_acts(key: bytes, entries: Iterable[bytes]) -> Iterator[Finding]:
-    """Check that each act of an operator can be read (`idemgate act ls`)."""
+def check_entries(
+    what: str, decode: Callable[[bytes], object], key: bytes, entries: Iterable[bytes]
+) -> Iterator[Finding]:
+    """Check that each entry of a list can be read: the acts (`idemgate act ls`), or a history (`idemgate key show`)."""
     for entry in entries:
         try:
-            decode_act(entry)
+            decode(entry)
         except DecodeError as error:
             mend = f"LREM {quote_argument(key)} 0 {quote_argument(entry)}"
-            yield Finding("undecodable", text(key), f"an act cannot be decoded: {error.why}", mend)
-
-
-def check_history(key: bytes, entries: Iterable[bytes]) -> Iterator[Finding]:
-    """Check that each transition of a history can be read (`idemgate key show`)."""
-    for entry in entries:
-        try:
-            decode_transition(entry)
-        except DecodeError as error:
-            mend = f"LREM {quote_argument(key)} 0 {quote_argument(entry)}"
-            yield Finding("undecodable", text(key), f"a transition cannot be decoded: {error.why}", mend)
+            yield Finding("undecodable", text(key), f"{what} cannot be decoded: {error.why}", mend)
 
 
 def check_processes(key: bytes, ids: Iterable[bytes]) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from idemgate.core.validation import check_int
 from idemgate.errors import InvalidArgument
 
 __all__ = [
-    "HISTORY_LASTS", "KEPT", "KEPT_ACTS", "MOST_KEPT", "Act", "Transition", "check_history", "decode_act",
+    "HISTORY_LASTS", "KEPT", "KEPT_ACTS", "MOST_KEPT", "Act", "Subject", "Transition", "check_history", "decode_act",
     "decode_transition", "pack_act", "pack_transition", "stored_key",
 ]  # fmt: skip
 
@@ -114,22 +114,46 @@ _ACT_HEAD = 24
 """The bytes before the packed texts: the time in ms, and the id of the act (`operate/scripts/record.lua`)."""
 
 
+class Subject(NamedTuple):
+    """What an act is about.
+
+    Attributes:
+        topic: The topic, or "".
+        scope: The scope of a guarded key, or "".
+        key: The key as `stored_key` returns it; b"" if the act is about no single key.
+    """
+
+    topic: str = ""
+    scope: str = ""
+    key: bytes = b""
+
+    def is_about(self, raw_key: bytes, scope: str | None) -> bool:
+        """Return True if this is the key: in this scope, or for None in any scope or topic."""
+        if self.key not in (stored_key(raw_key), stored_key(raw_key, hidden=True)):
+            return False
+        return scope is None or self.scope == cut(scope, _LONGEST_TEXT)
+
+
 class Act(NamedTuple):
-    """A change: when, who asked for it, the command, and the reason."""
+    """A change: when, who asked for it, the command, the reason, and what it is about."""
 
     at: datetime
     who: str
     what: str
     why: str
+    subject: Subject
 
 
-def pack_act(who: str, what: str, why: str) -> bytes:
+def pack_act(who: str, what: str, why: str, subject: Subject) -> bytes:
     """Return the part of an act that the client packs. Long texts are cut."""
-    return pack([cut(text, _LONGEST_TEXT) for text in (who, what, why)])
+    texts = [cut(text, _LONGEST_TEXT) for text in (who, what, why, subject.topic, subject.scope)]
+    return pack([*texts, subject.key])
 
 
 def decode_act(entry: bytes) -> Act:
     """Decode an entry of the list of acts. Raises DecodeError."""
     with wrap_decode_errors("an act"):
-        who, what, why = map(str.__str__, unpack(entry[_ACT_HEAD:], "an act", raw=False))
-        return Act(datetime.fromtimestamp(int.from_bytes(entry[:8]) / 1000, UTC), who, what, why)
+        *texts, key = unpack(entry[_ACT_HEAD:], "an act", raw=False)
+        who, what, why, topic, scope = map(str.__str__, texts)
+        at = datetime.fromtimestamp(int.from_bytes(entry[:8]) / 1000, UTC)
+        return Act(at, who, what, why, Subject(topic, scope, bytes.__bytes__(key)))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from idemgate.core import keys
 from idemgate.core.calls import Call, call, new_id, stamp
-from idemgate.core.history import KEPT_ACTS, decode_act, pack_act
+from idemgate.core.history import KEPT_ACTS, Act, Subject, decode_act, pack_act, stored_key
 from idemgate.core.text import one_line
 from idemgate.gate import Gate
 from idemgate.operate.verb import Answer, Given, Verb
@@ -15,6 +16,9 @@ from idemgate.operate.verb import Answer, Given, Verb
 __all__ = ["acts_call", "describe_act", "list_acts", "perform", "record_call"]
 
 log = logging.getLogger("idemgate.operate")
+_REDACTED = {"key": "key", "group": "key", "event_id": "key", "reason": "error"}
+"""The parameters of changes that the gate's `redact` changes in the list of acts, and the kind of each."""
+_WILDCARDS = "*?["
 
 
 def perform(gate: Gate, verb: Verb, given: Given, *, who: str, why: str = "") -> Answer:
@@ -32,45 +36,63 @@ def perform(gate: Gate, verb: Verb, given: Given, *, who: str, why: str = "") ->
         StoreError: the store failed. The act may stand in the list all the same.
     """
     if verb.changes:
-        what, given = describe_act(verb, given), {**given, "why": why}
+        what, given = describe_act(verb, given, gate.context.redact_text), {**given, "why": why}
+        if verb.find_scope is not None:
+            given = {**given, "scope": verb.find_scope(gate, given)}
         assert verb.look is not None
         verb.look(gate, given)  # what cannot be done is refused before it stands in the list
-        gate.context.link.run(record_call(gate, who, what, why))
+        gate.context.link.run(record_call(gate, who, what, why, _subject(gate, verb, given)))
         facts = {"who": who, "what": what, "why": why}
         log.info("operate.act who=%r what=%r why=%r", *map(one_line, facts.values()), extra=facts)
     return verb.run(gate, given)
 
 
-def describe_act(verb: Verb, given: Given) -> str:
-    """Return the command of an act, without values that hold payloads or results."""
+def describe_act(verb: Verb, given: Given, show: Callable[[str, str], str] = lambda _, text: text) -> str:
+    """Return the command of an act, without values that hold payloads or results.
+
+    `show` returns what is shown of a text of a kind of `Redact`: "key" or "error".
+    """
     words = [verb.noun, verb.name]
     for parameter in verb.parameters:
         value = given.get(parameter.name)
         if value is None or value is False or value == []:
             continue
         shown = "..." if parameter.kind == "json" else " ".join(value) if parameter.kind == "texts" else str(value)
+        if parameter.name in _REDACTED:
+            shown = show(_REDACTED[parameter.name], shown)
         flag = f"--{parameter.name.replace('_', '-')}"
         words += [shown] if parameter.required else [flag] if value is True else [flag, shown]
     return " ".join(words)
 
 
+def _subject(gate: Gate, verb: Verb, given: Given) -> Subject:
+    """Return what an act is about, by the names of its parameters. A pattern with wildcards is about no single key."""
+    key, kinds = given.get("key"), {one.name: one.kind for one in verb.parameters}
+    if key is None or (kinds["key"] == "pattern" and any(char in key for char in _WILDCARDS)):
+        name = b""
+    else:
+        name = stored_key(keys.raw(key), hidden=gate.context.redact is not None)
+    return Subject(given.get("topic") or "", given.get("scope") or "", name)
+
+
 def list_acts(gate: Gate, given: Given) -> list[dict[str, Any]]:
     """Return the newest acts as facts: at, who, what and why. Raises DecodeError for damaged data."""
-    return gate.context.link.run(acts_call(gate, given["limit"] or 50))
+    acts = gate.context.link.run(acts_call(gate, given["limit"] or 50))
+    return [{"at": act.at, "who": act.who, "what": act.what, "why": act.why} for act in acts]
 
 
-def acts_call(gate: Gate, n: int) -> Call[list[dict[str, Any]]]:
+def acts_call(gate: Gate, n: int) -> Call[list[Act]]:
     """Build the call that returns the newest `n` acts."""
 
-    def read(reply: list[Any]) -> list[dict[str, Any]]:
-        return [decode_act(entry)._asdict() for entry in reply[2:]]
+    def read(reply: list[Any]) -> list[Act]:
+        return list(map(decode_act, reply[2:]))
 
     return call("operate/acts", (keys.acts(gate.namespace),), (stamp(gate.context.clock), n), read)
 
 
-def record_call(gate: Gate, who: str, what: str, why: str) -> Call[None]:
+def record_call(gate: Gate, who: str, what: str, why: str, subject: Subject | None = None) -> Call[None]:
     """Build the call that records an act."""
-    args = (stamp(gate.context.clock), new_id(), pack_act(who, what, why), KEPT_ACTS)
+    args = (stamp(gate.context.clock), new_id(), pack_act(who, what, why, subject or Subject()), KEPT_ACTS)
     return call("operate/record", (keys.acts(gate.namespace),), args, _read_nothing)
 
 

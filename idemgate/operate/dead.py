@@ -184,7 +184,7 @@ def _facts(letter: DeadLetter, values: bool) -> dict[str, Any]:
 
 _TOPIC = Parameter("topic", "the topic", required=True)
 _SELECT = (
-    Parameter("key", "only keys that match this shell pattern, such as order-*"),
+    Parameter("key", "only keys that match this shell pattern, such as order-*", "pattern"),
     Parameter("reason", "only letters whose reason contains this text"),
     Parameter("since", "only letters that died then or later, such as 2026-12-24T18:00Z", "time"),
     Parameter("until", "only letters that died before", "time"),

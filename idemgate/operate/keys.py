@@ -7,7 +7,7 @@ from typing import Any
 
 from idemgate.core.calls import Batch, Call, call, run_plan, stamp, text
 from idemgate.core.history import KEPT_ACTS
-from idemgate.core.keys import record, scopes
+from idemgate.core.keys import raw, record, scopes
 from idemgate.core.text import one_line
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
@@ -73,7 +73,7 @@ def show_key(gate: Gate, given: Given) -> Facts:
     topics = find_messages(gate.context, given["key"]) if given["scope"] is None else {}
     messages = [{"topic": topic} | row for topic, seen in topics.items() for row in message_rows(seen, values)]
     state = "" if found or messages else "absent"
-    timeline, since = _timeline(gate, given["key"], list(records), topics=given["scope"] is None)
+    timeline, since = _timeline(gate, given["key"], given["scope"], list(records))
     return {
         "key": given["key"], "state": state, "scopes_searched": list(records), "topics_searched": list(topics),
         "no_trace_since": since if state and not timeline else None, "records": found, "messages": messages,
@@ -81,12 +81,14 @@ def show_key(gate: Gate, given: Given) -> Facts:
     }  # fmt: skip
 
 
-def _timeline(gate: Gate, key: str, scopes: list[str], *, topics: bool) -> tuple[list[dict[str, Any]], datetime | None]:
+def _timeline(
+    gate: Gate, key: str, scope: str | None, scopes: list[str]
+) -> tuple[list[dict[str, Any]], datetime | None]:
     """Return what happened to a key, the oldest first, and the time from which nothing is missing."""
     found = list(run_plan(find_guard_history(gate.context, key, scopes), gate.context.link.run_all).items())
-    if topics:
+    if scope is None:
         found += run_plan(find_message_history(gate.context, key), gate.context.link.run_all).items()
-    rows = _acts(gate, key)
+    rows = _acts(gate, key, scope)
     rows += [
         {
             "at": one.at, "of": of, "what": one.what, "attempts": one.attempts or None,
@@ -100,14 +102,15 @@ def _timeline(gate: Gate, key: str, scopes: list[str], *, topics: bool) -> tuple
     return sorted(rows, key=lambda row: row["at"]), since
 
 
-def _acts(gate: Gate, key: str) -> list[dict[str, Any]]:
-    """Return the acts of operators that name a key, as rows of its timeline."""
+def _acts(gate: Gate, key: str, scope: str | None) -> list[dict[str, Any]]:
+    """Return the acts of operators that are about a key, as rows of its timeline."""
+    raw_key = raw(key)
     return [
         {
-            "at": act["at"], "of": None, "what": act["what"], "attempts": None, "triggers": None, "token": None,
-            "by": act["who"], "why": act["why"] or None,
+            "at": act.at, "of": act.subject.topic or act.subject.scope, "what": act.what, "attempts": None,
+            "triggers": None, "token": None, "by": act.who, "why": act.why or None,
         }
-        for act in gate.context.link.run(acts_call(gate, KEPT_ACTS)) if f" {key} " in f" {act['what']} "
+        for act in gate.context.link.run(acts_call(gate, KEPT_ACTS)) if act.subject.is_about(raw_key, scope)
     ]  # fmt: skip
 
 
@@ -192,6 +195,7 @@ KEY_VERBS = (
     Verb(
         "key", "forget", "delete the record of a key: it may run again", forget_key,
         (_KEY, _SCOPE, Parameter("force", "also while its owner has a lease", "flag")), _look, loses=True,
+        find_scope=_scope_of,
     ),
     Verb(
         "key", "resolve", "decide about a key whose owner lost its lease", resolve_key,
@@ -200,7 +204,7 @@ KEY_VERBS = (
             Parameter("again", "its work is not done: it may run again", "flag"),
             Parameter("result", "the result that duplicates get, as JSON", "json"),
             Parameter("retention", "how long it stays done (default: the longest retention of its scope)", "seconds"),
-        ), _look_resolve,
+        ), _look_resolve, find_scope=_scope_of,
     ),
     Verb(
         "key", "trace", "show which deliveries took an event, by topics that keep all of their history", trace_key,
@@ -209,5 +213,7 @@ KEY_VERBS = (
             Parameter("topic", "only in this topic"), Parameter("key", "only triggers of this key"),
         ),
     ),
-    Verb("key", "cancel", "ask the owner of a key to stop", cancel_key, (_KEY, _SCOPE), _look),
+    Verb(
+        "key", "cancel", "ask the owner of a key to stop", cancel_key, (_KEY, _SCOPE), _look, find_scope=_scope_of,
+    ),
 )  # fmt: skip

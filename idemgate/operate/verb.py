@@ -10,9 +10,10 @@ from idemgate.gate import Gate
 
 __all__ = ["Answer", "Facts", "Given", "Kind", "Lines", "Parameter", "Verb"]
 
-Kind = Literal["text", "texts", "count", "number", "seconds", "time", "json", "flag", "lines"]
-"""The kind of a value. "texts" are several texts, "count" is an int of at least 1, "seconds" a float that was written
-as a duration such as "5m", "time" an aware datetime, "flag" a bool, and "lines" are `Lines`."""
+Kind = Literal["text", "texts", "pattern", "count", "number", "seconds", "time", "json", "flag", "lines"]
+"""The kind of a value. "texts" are several texts, "pattern" is a text with wildcards, "count" an int of at least 1,
+"seconds" a float that was written as a duration such as "5m", "time" an aware datetime, "flag" a bool, and "lines" are
+`Lines`."""
 
 
 class Lines(NamedTuple):
@@ -56,6 +57,7 @@ class Verb:
         parameters: its parameters, in the order of the command line.
         look: returns what `run` would change, and writes nothing. None for a verb that only reads.
         loses: true if data is lost, or work may run twice: it wants a confirmation.
+        find_scope: returns the scope of its guarded key, which need not be given.
     """
 
     noun: str
@@ -65,6 +67,7 @@ class Verb:
     parameters: tuple[Parameter, ...] = ()
     look: Callable[[Gate, Given], Answer] | None = None
     loses: bool = False
+    find_scope: Callable[[Gate, Given], str] | None = None
 
     @property
     def changes(self) -> bool:

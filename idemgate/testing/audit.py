@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from idemgate.audit.findings import Finding, Report
 from idemgate.audit.keys import (
     MAX_SLOTS,
-    check_acts,
+    check_entries,
     check_expiring,
-    check_history,
     check_list,
     check_members,
     check_names,
@@ -45,6 +45,7 @@ from idemgate.core import keys
 from idemgate.core.calls import text
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
+from idemgate.core.history import decode_act, decode_transition
 from idemgate.core.keys import Owner, check_name
 from idemgate.core.validation import check_int
 from idemgate.errors import ServerRejected, UnexpectedData
@@ -64,8 +65,8 @@ BATCH = 100
 _PAGES = {"dedup": check_page, "results": check_results}
 _WHOLE: dict[str, tuple[Any, ...]] = {
     "scopes": (check_scopes, "HGETALL"),
-    "acts": (check_acts, "LRANGE", 0, -1),
-    "history": (check_history, "LRANGE", 0, -1),
+    "acts": (partial(check_entries, "an act", decode_act), "LRANGE", 0, -1),
+    "history": (partial(check_entries, "a transition", decode_transition), "LRANGE", 0, -1),
     "presence": (check_processes, "ZRANGE", 0, -1),
     "names": (check_names, "ZRANGE", 0, -1),
     "report": (check_report, "GET"),

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,8 @@ from idemgate.core.codec.decoding import unpack
 from idemgate.core.keys import slot_of
 from idemgate.core.process import process_name
 from idemgate.guard.claim_calls import register_retention
-from idemgate.operate.acts import acts_call, record_call
+from idemgate.operate.acts import acts_call, perform, record_call
+from idemgate.operate.arguments import parse_given, read_command
 from idemgate.operate.table import NOUNS, VERBS
 from idemgate.presence.calls import beat
 from idemgate.topics.merge import pack
@@ -119,7 +121,7 @@ def words_of(parts: tuple[str, ...]) -> list[str]:
 
 
 def acts(gate: Gate) -> list[dict[str, Any]]:
-    return gate.context.link.run(acts_call(gate, 1000))
+    return [act._asdict() for act in gate.context.link.run(acts_call(gate, 1000))]
 
 
 # -- what happened to a key -------------------------------------------------------------------------------------------
@@ -138,12 +140,12 @@ def test_a_key_that_is_gone_has_a_timeline(filled: Gate, command: Command) -> No
     assert command("key", "resolve", "held", "--done", "--retention", "1h").code == 0
     # Then the timeline has what happened, who did it and why
     assert timeline(command, "grouped") == [
-        ("topic cancel jobs grouped", None, "the customer called"), ("cancelled", "jobs", None),
+        ("topic cancel jobs grouped", "jobs", "the customer called"), ("cancelled", "jobs", None),
     ]  # fmt: skip
     assert [what for what, _, _ in timeline(command, "held")] == [
         "key resolve held --done --retention 3600.0", "resolved_done",
     ]  # fmt: skip
-    assert timeline(command, "held", "--scope", "first") == [("key resolve held --done --retention 3600.0", None, None)]
+    assert timeline(command, "held", "--scope", "first") == []
     # And what one step does is in its order
     filled.topic("jobs").trigger("runs", 2)
     filled.topic("jobs").cancel("runs")
@@ -153,6 +155,53 @@ def test_a_key_that_is_gone_has_a_timeline(filled: Gate, command: Command) -> No
     shown = command("key", "show", "gone").out
     assert "absent" in shown
     assert "no trace since" not in shown
+
+
+def test_an_act_is_found_by_what_it_is_about(filled: Gate, command: Command) -> None:
+    # Given acts about keys: in a scope that was not named, with a key that is longer than a command in the list, and
+    # with one that is written as a pattern
+    long = "k" * 600
+    filled.topic("jobs").trigger(long, delay="1h")
+    for words in (
+        "key cancel runs", f"topic flush jobs --key {long}", "dead rm jobs --key bad --yes",
+        "dead redrive jobs --key w*", "topic pause jobs",
+    ):  # fmt: skip
+        assert command(*words.split()).code == 0
+
+    def acts_in(*words: str) -> list[tuple[str, str]]:
+        return [(what, of) for what, of, _ in timeline(command, *words) if " " in what]
+
+    # Then the key shows them, with their topic or scope
+    assert acts_in("runs") == acts_in("runs", "--scope", "claim") == [("key cancel runs", "claim")]
+    assert acts_in("runs", "--scope", "first") == []
+    assert acts_in(long) == [(f"topic flush jobs --key {long}"[:497] + "...", "jobs")]
+    assert acts_in("bad") == [("dead rm jobs --key bad", "jobs")]
+    # And a key that is named like a word of a command shows none
+    for word in ("jobs", "topic", "cancel", "w*", "worse"):
+        assert acts_in(word) == []
+
+
+@pytest.mark.parametrize("one", CHANGES, ids=lambda one: " ".join(one.words))
+def test_a_gate_that_redacts_hides_keys_in_the_list_of_acts(
+    filled: Gate, command: Command, url: str, namespace: str, one: Case
+) -> None:
+    # Given a change by a gate with `redact`, such as that of a page
+    verb, arguments = read_command(shlex.join(["idemgate", *one.words])) or pytest.fail("no verb")
+    if "file" in arguments:
+        arguments["file"] = Path(arguments["file"]).read_text()
+    given = parse_given(verb, arguments)
+    with Gate(url, namespace=namespace, presence=False, redact=lambda kind, text: f"<{kind}>") as hiding:
+        perform(hiding, verb, given, who="ann", why="a reason")
+    # Then its act holds no key
+    [act] = acts(filled)
+    hidden = [given[name] for name in ("key", "group", "event_id") if given.get(name)]
+    assert not {*hidden} & {*act["what"].split()}
+    assert act["what"].count("<key>") == len(hidden)
+    assert act["subject"].key not in [key.encode() for key in hidden]
+    assert act["why"] == "a reason"
+    # And the key still shows it
+    if hidden:
+        assert act["what"] in [what for what, _, _ in timeline(command, given["key"])]
 
 
 def test_an_absent_key_says_since_when_there_would_be_a_trace(filled: Gate, command: Command) -> None:
