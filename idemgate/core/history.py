@@ -42,7 +42,7 @@ class Transition(NamedTuple):
         attempts: The attempts of the message so far; 0 if they are unknown.
         triggers: The number of its triggers; 0 if it is unknown.
         serial: The serial of its newest trigger; 0 if it is unknown. Of a guarded key it tells notes apart.
-        by: The process: its name, which is longer than 8 bytes, or what the ids of its requests begin with, as hex.
+        by: The operator, or the process: its name, or what the ids of its requests begin with, as hex.
         error: The error of a run that failed, or "".
         event: The digest of the event id of a trigger (`keys.event`), or b"".
     """
@@ -96,7 +96,7 @@ def decode_transition(entry: bytes) -> Transition:
         return Transition(
             datetime.fromtimestamp(int.from_bytes(entry[:_TIME]) / 1000, UTC), _text(what), bytes.__bytes__(key),
             int(token) if token else None, int.__int__(attempts), int.__int__(triggers), int.__int__(serial),
-            by.hex() if len(by) == PROCESS_BYTES else _text(by), _text(error), bytes.__bytes__(event),
+            by.hex() if len(by) == PROCESS_BYTES else _text(by).rstrip(), _text(error), bytes.__bytes__(event),
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from idemgate.core.calls import MAX_ENTRIES, Batch, Call, call, stamp
 from idemgate.core.clock import monotonic
 from idemgate.core.history import HISTORY_LASTS, KEPT, pack_transition, stored_key
 from idemgate.core.keys import Key, text_of
-from idemgate.core.process import process_name
+from idemgate.core.process import actor_name
 from idemgate.core.text import cut
 from idemgate.guard.claim_calls import ClaimReply, Renewal, register_retention
 from idemgate.guard.current import Execution, get_current, set_current
@@ -302,7 +302,7 @@ def note(
     name = stored_key(raw_key, hidden=context.redact is not None)
     shown = cut(context.redact_text("error", error), LONGEST_ERROR) if error else ""
     # The number tells it from another one with the same facts (`guard/note`).
-    packed = pack_transition(what, name, token, attempt, next(_numbers), process_name(), shown)
+    packed = pack_transition(what, name, token, attempt, next(_numbers), actor_name(), shown)
     sender = context.notes
     if not isinstance(sender, _Sender):
         sender = context.notes = _Sender(context)

@@ -9,6 +9,7 @@ from typing import Any
 from idemgate.core import keys
 from idemgate.core.calls import Call, call, new_id, stamp
 from idemgate.core.history import KEPT_ACTS, Act, Subject, decode_act, pack_act, stored_key
+from idemgate.core.process import operated_by
 from idemgate.core.text import one_line
 from idemgate.gate import Gate
 from idemgate.operate.verb import Answer, Given, Verb
@@ -35,16 +36,18 @@ def perform(gate: Gate, verb: Verb, given: Given, *, who: str, why: str = "") ->
         InvalidArgument: a value is invalid.
         StoreError: the store failed. The act may stand in the list all the same.
     """
-    if verb.changes:
-        what, given = describe_act(verb, given, gate.context.redact_text), {**given, "why": why}
-        if verb.find_scope is not None:
-            given = {**given, "scope": verb.find_scope(gate, given)}
-        assert verb.look is not None
-        verb.look(gate, given)  # what cannot be done is refused before it stands in the list
-        gate.context.link.run(record_call(gate, who, what, why, _subject(gate, verb, given)))
-        facts = {"who": who, "what": what, "why": why}
-        log.info("operate.act who=%r what=%r why=%r", *map(one_line, facts.values()), extra=facts)
-    return verb.run(gate, given)
+    if not verb.changes:
+        return verb.run(gate, given)
+    what, given = describe_act(verb, given, gate.context.redact_text), {**given, "why": why}
+    if verb.find_scope is not None:
+        given = {**given, "scope": verb.find_scope(gate, given)}
+    assert verb.look is not None
+    verb.look(gate, given)  # what cannot be done is refused before it stands in the list
+    gate.context.link.run(record_call(gate, who, what, why, _subject(gate, verb, given)))
+    facts = {"who": who, "what": what, "why": why}
+    log.info("operate.act who=%r what=%r why=%r", *map(one_line, facts.values()), extra=facts)
+    with operated_by(who):
+        return verb.run(gate, given)
 
 
 def describe_act(verb: Verb, given: Given, show: Callable[[str, str], str] = lambda _, text: text) -> str:

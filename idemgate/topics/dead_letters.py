@@ -17,7 +17,7 @@ from idemgate.core.calls import Arg, Batch, Call, Plan, new_id, run_call, run_ca
 from idemgate.core.codec import Codec
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import instant
-from idemgate.core.process import process_name
+from idemgate.core.process import actor_name
 from idemgate.core.validation import check_int
 from idemgate.errors import DecodeError, InvalidArgument, TopicInUse
 from idemgate.store.context import Context
@@ -427,7 +427,7 @@ class DeadLetterCalls(BaseCalls):
         Without `numbers` it moves the oldest `most`. It moves fewer if they are large. If the slot has moved, it
         answers SlotsChanged: its letters have other numbers now.
         """
-        args: list[Arg] = [new_id(), self._policy, verb, most, process_name(), *numbers]
+        args: list[Arg] = [new_id(), self._policy, verb, most, actor_name(), *numbers]
         rebuild = self._answer_change(lambda slot: self.take_dead(slot, verb, numbers, most))
         return self._call("take_dead", slot, args, lambda reply: DeadTaken(*reply[2:]), rebuild)
 

@@ -14,7 +14,7 @@ from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.codec.packing import pack
 from idemgate.core.durations import LATEST_MS, Duration, milliseconds
 from idemgate.core.keys import Key
-from idemgate.core.process import process_name
+from idemgate.core.process import actor_name
 from idemgate.core.validation import check_iterable
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.merge import Merge
@@ -656,7 +656,8 @@ class Pause:
 
     Attributes:
         since: The time at which it began, by the server's clock.
-        by: The process that paused the topic: its program, pid and host.
+        by: Who paused the topic. Of a command it is the user and the host, of the page the name that `access=` or the
+            token gives, and of a program its file, pid and host.
         reason: The reason that was given, or None.
     """
 
@@ -670,13 +671,13 @@ MAX_REASON = 500
 
 
 def pack_pause(reason: str | None) -> bytes:
-    """Return what this process stores about a pause, without the time. Raises InvalidArgument for the reason."""
+    """Return what is stored about a pause, without the time. Raises InvalidArgument for the reason."""
     fix = f"Pass a text of 1 to {MAX_REASON} characters, or None"
     if reason is not None and type(reason) is not str:
         raise InvalidArgument("reason", reason, "not a text", fix)
     if reason is not None and not 0 < len(reason) <= MAX_REASON:
         raise InvalidArgument("reason", reason, f"a text of {len(reason)} characters", fix)
-    return pack([process_name(), reason and reason.encode(errors="backslashreplace").decode()])
+    return pack([actor_name(), reason and reason.encode(errors="backslashreplace").decode()])
 
 
 def decode_pause(stored: bytes) -> Pause:
@@ -684,7 +685,8 @@ def decode_pause(stored: bytes) -> Pause:
     with wrap_decode_errors("a pause"):
         since_ms, packed = stored.split(b" ", 1)
         by, reason = unpack(packed, "a pause", raw=False)
-        return Pause(moment(check_ms(int(since_ms))), str.__str__(by), None if reason is None else str.__str__(reason))
+        since, reason = moment(check_ms(int(since_ms))), None if reason is None else str.__str__(reason)
+        return Pause(since, str.__str__(by).rstrip(), reason)
 
 
 @dataclass(frozen=True, slots=True)

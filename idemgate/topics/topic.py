@@ -488,7 +488,7 @@ class Topic(BaseTopic[Sent, Delivered]):
     def pause(self, reason: str | None = None) -> bool:
         """Stop all deliveries until `resume`. Deliveries in flight continue. One round trip, atomic for each slot.
 
-        `stats().paused` then tells since when, by which process and why. Workers log it with their next take.
+        `stats().paused` then tells since when, by whom and why. Workers log it with their next take.
 
         Args:
             reason: Why, for operators: at most 500 characters. None means no reason.

@@ -11,7 +11,7 @@ from idemgate.core import keys
 from idemgate.core.calls import Batch, Call, new_id, text
 from idemgate.core.codec.decoding import wrap_decode_errors
 from idemgate.core.keys import Key
-from idemgate.core.process import process_name
+from idemgate.core.process import actor_name
 from idemgate.errors import InvalidArgument
 from idemgate.topics.dead_letters import DeadLetterCalls
 from idemgate.topics.deliveries import DeliveryCalls
@@ -68,12 +68,12 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
 
     def cancel(self, key: Key, group: Key | None = None) -> Call[str]:
         """Build the call that cancels a key. It returns "cancelled", "in_flight" or "absent"."""
-        args = (new_id(), self._policy, keys.raw(key), process_name())
+        args = (new_id(), self._policy, keys.raw(key), actor_name())
         return self._call_for_key("cancel", route_of(key, group), args, lambda reply: text(reply[0]))
 
     def bury(self, key: Key, group: Key | None = None, failure: str = "") -> Call[str]:
         """Build the call that makes the pending message of a key a dead letter: "buried", "in_flight" or "absent"."""
-        args = (new_id(), self._policy, keys.raw(key), process_name(), failure.encode(errors="backslashreplace"))
+        args = (new_id(), self._policy, keys.raw(key), actor_name(), failure.encode(errors="backslashreplace"))
         return self._call_for_key("cancel", route_of(key, group), args, lambda reply: text(reply[0]))
 
     def reschedule(self, trigger: Trigger) -> Call[str]:

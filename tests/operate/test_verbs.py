@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from idemgate import Gate, Trigger
+from idemgate.cli.verbs import who_runs
 from idemgate.core import keys
 from idemgate.core.calls import process_bytes
 from idemgate.core.codec.decoding import unpack
@@ -202,6 +203,31 @@ def test_a_gate_that_redacts_hides_keys_in_the_list_of_acts(
     # And the key still shows it
     if hidden:
         assert act["what"] in [what for what, _, _ in timeline(command, given["key"])]
+
+
+def test_what_a_verb_does_names_its_operator(filled: Gate, command: Command, url: str, namespace: str) -> None:
+    # Given changes by a command, and by a page that knows who asks, whose name is as short as the id of a process
+    assert command("topic", "cancel", "jobs", "grouped", "--yes").code == 0
+    with Gate(url, namespace=namespace, presence=False) as gate:
+        for words in (
+            "key resolve held --again", "topic bury jobs waits", "dead rm jobs --key bad", "topic pause jobs",
+        ):  # fmt: skip
+            verb, arguments = read_command(f"idemgate {words}") or pytest.fail("no verb")
+            perform(gate, verb, parse_given(verb, arguments), who="ann@desk")
+    # Then what they did names them, as the list of acts does
+    for key, who in {"grouped": who_runs(), "held": "ann@desk", "waits": "ann@desk"}.items():
+        rows = json.loads(command("key", "show", key, "--json").out)["timeline"]
+        assert [row["by"] for row in rows] == [who, who]
+    rows = json.loads(command("key", "show", "bad", "--json").out)["timeline"]
+    assert [(row["what"], row["by"]) for row in rows[1:]] == [
+        ("dead rm jobs --key bad", "ann@desk"), ("deleted", "ann@desk"),
+    ]  # fmt: skip
+    pause = stats(filled).paused
+    assert pause.by == "ann@desk"
+    # And what a program does names the program
+    filled.topic("jobs").resume()
+    filled.topic("jobs").pause()
+    assert stats(filled).paused.by == process_name()
 
 
 def test_an_absent_key_says_since_when_there_would_be_a_trace(filled: Gate, command: Command) -> None:

@@ -9,7 +9,7 @@
 --   key       the key, or "#" and its SHA-1 if it is long, or is to be hidden
 --   token     fencing token of the delivery, as text, or ""
 --   attempts, triggers, serial    of the message, 0 = unknown
---   by        the name of the process, or the first 8 bytes of its request ids
+--   by        the operator or the process: a name of more than 8 bytes, or the first 8 bytes of its request ids
 --   error     "", and then only of an event: the first 16 bytes of its mark (topics/lib/events)
 
 local function history_of(K)
