@@ -310,23 +310,31 @@ class PlainClaim(Call[ClaimReply]):
     """A claim that may be sent as SET NX GET, and PEXPIRETIME, which gives the time of the claim by the server's clock.
 
     The two are no transaction. So a reply counts for `PAIR_SECONDS` only, and for longer no other client gives the
-    record's key another expiry (`guard/scripts/lib/plain_record.lua`). Most claims need no script, so what that takes
-    is built when it is asked for.
+    record's key another expiry (`guard/scripts/lib/plain_record.lua`). A claim is sent in one of two forms, so each is
+    built when it is asked for.
     """
 
-    __slots__ = ("owner", "plain", "terms", "wait")
+    __slots__ = ("owner", "terms", "wait")
     pair = True
     read = staticmethod(_decode_claim)
     redirect = None
 
     def __init__(  # pyright: ignore[reportMissingSuperCall]
-        self, keys: tuple[bytes, ...], plain: bytes, owner: bytes, terms: PlainTerms, wait: int
+        self, keys: tuple[bytes, ...], owner: bytes, terms: PlainTerms, wait: int
     ) -> None:
         self.keys = keys
-        self.plain = plain
         self.owner = owner
         self.terms = terms
         self.wait = wait
+
+    def _frame_plain(self) -> bytes:
+        """Return the plain commands. Servers without them never ask for these."""
+        start, head, rest, _, _, _ = self.terms
+        name = self.keys[0]
+        size = _SIZES[len(name)] if len(name) < 512 else b"$%d\r\n" % len(name)
+        return b"".join((start, size, name, head, self.owner, rest, size, name, b"\r\n"))
+
+    plain = property(_frame_plain)  # pyright: ignore[reportAssignmentType]
 
     @property
     def script(self) -> Script:  # type: ignore[override]
@@ -339,7 +347,7 @@ class PlainClaim(Call[ClaimReply]):
 
     def _frame(self) -> bytes:
         """Return the request for the script. Servers without the plain commands get each claim in this form."""
-        _, _, request = _claim_terms(self.script, *self.terms.scripted, self.wait)
+        _, _, request = _claim_terms(script("guard/claim"), *self.terms.scripted, self.wait)
         name = self.keys[0]
         return request % (len(name), name, self.owner)
 
@@ -477,11 +485,7 @@ class Claims:
             self._last_terms = options, terms
         if terms is None:
             return None
-        start, head, rest, _, _, _ = terms
-        name = record[0]
-        size = _SIZES[len(name)] if len(name) < 512 else b"$%d\r\n" % len(name)
-        plain = b"".join((start, size, name, head, owner, rest, size, name, b"\r\n"))
-        return PlainClaim(record, plain, owner, terms, wait)
+        return PlainClaim(record, owner, terms, wait)
 
     def claim_each(
         self,

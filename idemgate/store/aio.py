@@ -255,15 +255,15 @@ class AsyncLink:
             or (self._durability_check is not None and self._durability_check.applies_to(call))
         ):
             pending.continue_with(self.take_steps(retry_call(call, RetryBudget(pending.within, attempt=attempt))))
-        elif call.plain and connection.takes_plain:
+        elif connection.takes_plain and (plain := call.plain):
             if call.pair:
                 first: list[Any] = []
                 pending.first_reply = first
-                connection.submit(call.plain, first.append, pending.on_plain_reply)
+                connection.submit(plain, first.append, pending.on_plain_reply)
             else:
-                connection.submit(call.plain, pending.on_plain_reply)
+                connection.submit(plain, pending.on_plain_reply)
         else:
-            if call.pair and connection.takes_plain is None:
+            if connection.takes_plain is None and call.pair:
                 connection.learn_plain(call.keys[0])
             connection.submit(call.framed or encode_call(call), pending.on_reply)
         return pending

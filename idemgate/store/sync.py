@@ -123,8 +123,10 @@ class SyncLink:
             if pool is None or attempt is not None or self._durability_check is not None:
                 return call.answer(self._send(call, self._budget(within, attempt, started).attempt))
             sampled = started > self._durations.due and self._durations.begin(started)
-            if (plain := call.plain) and (
-                pool.takes_plain or (pool.takes_plain is None and call.pair and pool.learn_plain(call.keys[0]))
+            if (
+                pool.takes_plain is not False
+                and (plain := call.plain)
+                and (pool.takes_plain or (call.pair and pool.learn_plain(call.keys[0])))
             ):
                 try:
                     reply = pool.execute(plain, started, None, call.pair)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from idemgate.core.calls import Call
@@ -62,6 +63,7 @@ log = logging.getLogger("idemgate.topic")
 COUNT_WITHIN = 0.25
 """Seconds that a refused trigger may wait until the store has counted it. After that its error is raised anyway."""
 R = TypeVar("R")
+_STATUS = attrgetter("status")
 CheckInput = Callable[[TopicCalls], object]
 """A function that builds a call, to raise InvalidArgument for invalid input before a topic is created."""
 Buried = Literal["buried", "in_flight", "absent"]
@@ -248,8 +250,10 @@ class TopicDefinition:
         self.context.activity.note_refused(self.name, key, last_line(error))
         return (self.calls or self.build_calls()).count_refused(counter, self.calls is not None)
 
-    def note_dropped(self, triggers: Iterable[Trigger], receipts: Iterable[Receipt]) -> None:
+    def note_dropped(self, triggers: Sequence[Trigger], receipts: Sequence[Receipt]) -> None:
         """Remember the keys of triggers that were dropped with a version: a wrong clock may have sent the newest."""
+        if "dropped" not in map(_STATUS, receipts):
+            return
         for trigger, receipt in zip(triggers, receipts, strict=False):
             if receipt.status == "dropped" and trigger.version is not None:
                 group = "" if trigger.group is None else text_of(trigger.group)

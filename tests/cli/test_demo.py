@@ -49,6 +49,7 @@ def test_a_small_demo_keeps_its_promises_and_its_numbers_add_up(start: Any) -> N
     assert "300 events" in err
 
 
+@pytest.mark.slow
 def test_a_killed_subscriber_and_a_killed_worker_lose_nothing_and_plain_lines_say_so(start: Any) -> None:
     # When a demo kills a subscriber and its worker in the middle
     code, out, err = start("demo", "--events", "600", "--subscribers", "3").end()

@@ -150,12 +150,20 @@ SHOWN = {word for role in ROLES if role != "admin" for word in rule([role], "NS"
 """What an admin may do as others may: shown of those."""
 
 
+USUAL = {"guard", "viewer"}
+"""The roles of the usual suite. The others take a second each, and are slow tests."""
 LONG = {"subscriber"}
 """Its scenes wait for others at each word that is left out: minutes. `IDEMGATE_LEAST=1` says to run them too."""
 
 
 @pytest.mark.timeout(900)  # a scene for each thing that a role may do
-@pytest.mark.parametrize("role", [role for role in ROLES if role not in LONG or "IDEMGATE_LEAST" in os.environ])
+@pytest.mark.parametrize(
+    "role",
+    [
+        pytest.param(role, marks=[] if role in USUAL else pytest.mark.slow)
+        for role in ROLES if role not in LONG or "IDEMGATE_LEAST" in os.environ
+    ],
+)  # fmt: skip
 def test_a_role_may_do_what_it_is_for_and_nothing_of_it_can_be_left_out(
     role: str, raw: Any, own: str, record_fault: Callable[..., None]
 ) -> None:

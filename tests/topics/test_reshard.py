@@ -162,7 +162,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)])
 async def test_the_first_call_after_it_is_the_same_as_without(
     face: Face, other: Gate, url: str, clock: Clock, verb: str, before: int, after: int
 ) -> None:

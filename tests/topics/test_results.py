@@ -435,7 +435,7 @@ _NUMBERS = itertools.count()
 @pytest.mark.parametrize("deaths", [False, True])
 def test_a_result_is_never_that_of_another_delivery(gate: Gate, clock: Clock, deaths: bool) -> None:
     steps = settings(
-        max_examples=30,
+        max_examples=15,
         stateful_step_count=40,
         deadline=None,
         database=None,

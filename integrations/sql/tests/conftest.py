@@ -93,7 +93,8 @@ async def inbox(flavour: Flavour) -> Any:
 
 USUAL = {
     # Each process of SQLAlchemy and Django takes seconds.
-    **dict.fromkeys(("test_kills", "test_relay_kills", "test_relay_outages"), ("psycopg", "sqlite")),
+    **dict.fromkeys(("test_kills", "test_relay_outages"), ("psycopg", "sqlite")),
+    "test_relay_kills": ("psycopg",),
     **dict.fromkeys(("test_relay", "test_concurrency"), FEW),
 }
 """The flavours with which the tests of a file run. With the others they are slow."""
