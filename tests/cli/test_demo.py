@@ -123,10 +123,11 @@ def test_real_events_through_four_subscribers(start: Any) -> None:
     assert report["deliveries"] < EVENTS
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_a_server_of_ones_own_keeps_nothing_of_the_topic(start: Any, url: str, raw: Any) -> None:
-    # When it runs on a given server
-    code, out, _ = start("demo", *FAST, "--events", "50", "--subscribers", "1", "--url", url, "--json").end()
+    # When it runs on a given server, with a number of subscribers that NUMSUB of Valkey 9.1 tells wrongly
+    code, out, _ = start("demo", *FAST, "--events", "50", "--subscribers", "8", "--url", url, "--json").end(280)
     # Then the guard's records and what a deleted topic leaves stay, and those expire
     assert (code, report_of(out)["handled"]) == (0, 50)
     kept = list(raw.scan_iter(match="ig2:{demo-*", count=1000))

@@ -55,7 +55,9 @@ def subscribe(gate: Gate, order: DemoOrder) -> None:
     @gate.subscribe(order.name)
     async def receive(message: PubSubMessage) -> None:
         event = message.json()
-        if await handle(event) is None:
+        if event is None:  # from the start of the demo, which waits for all subscribers
+            report("ready")
+        elif await handle(event) is None:
             report("copy", event["id"], None)
 
 

@@ -26,16 +26,20 @@ class Delivered(NamedTuple):
 class Reports:
     """The reports of one process. They are not `complete` if it was killed, or replaced a killed one.
 
+    A subscriber is `ready` once it has received something.
     A copy is an event's id, and whether the trigger of its handler was accepted; None: dropped as a duplicate.
     """
 
     complete: bool = True
+    ready: bool = False
     copies: list[tuple[str, bool | None]] = field(default_factory=list[tuple[str, bool | None]])
     deliveries: list[Delivered] = field(default_factory=list[Delivered])
 
     def take(self, kind: str, *facts: Any) -> None:
         if kind == "copy":
             self.copies.append((facts[0], facts[1]))
+        elif kind == "ready":
+            self.ready = True
         else:
             self.deliveries.append(Delivered(*facts))
 
