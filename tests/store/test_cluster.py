@@ -123,6 +123,14 @@ async def test_a_dedup_set_is_spread_over_all_nodes(face: Face, on_nodes: Any) -
     assert all(on_nodes())
 
 
+async def test_a_call_is_in_the_sample_of_durations(face: Face, gate: Gate) -> None:
+    await face.claim("k")  # connects
+    sampled = gate.context.activity.calls
+    before, sampled.due = sum(sampled.counts), 0.0
+    assert (await face.claim("k")).state == "in_progress"
+    assert sum(sampled.counts) == before + 1
+
+
 @pytest.mark.usefixtures("no_polls")
 async def test_a_waiting_claim_is_woken_across_nodes(face: Face, ports: list[int]) -> None:
     # Given claims of several keys, on whichever nodes, and others who wait for them
