@@ -38,6 +38,8 @@ class Role(NamedTuple):
 _LISTENS = "SUBSCRIBE UNSUBSCRIBE"
 _TRIMS = "XINFO|GROUPS XPENDING XTRIM"
 """The commands that trim the streams into which a topic forwards."""
+_FINDS = "EXISTS HSTRLEN"
+"""The commands that tell which slots to read for a key."""
 _OPENS = ("topics/open", "topics/policy", "topics/reshard/reopen")
 """The scripts that open a topic, at its first use and after a slot has moved. A deleted topic is created again."""
 _SEES = ("topics/peek", "topics/registry", "topics/stats", "topics/versions/read")
@@ -102,7 +104,7 @@ ROLES = {
     "viewer": Role(
         "reads only: inspect, peek, versions, stats, dead letters, list of topics, acts of operators, processes",
         [*_SHOWS, *_LOOKS],
-        "HGETALL ZRANGEBYSCORE",  # of membership/list, whose library writes for others
+        f"{_FINDS} HGETALL ZRANGEBYSCORE",  # two of membership/list, whose library writes for others
         ["records", "scopes", "history", "topics", "members", "acts", "presence"],
         heard=False,
     ),
@@ -122,7 +124,7 @@ ROLES = {
             "topics/dead/load",
             "topics/take_dead",
         ],
-        "",
+        _FINDS,
         ["records", "scopes", "history", "topics", "acts", "presence"],
     ),
     "auditor": Role(

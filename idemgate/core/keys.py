@@ -68,6 +68,7 @@ __all__ = [
     "scopes",
     "slot",
     "slot_history",
+    "slot_messages",
     "slot_of",
     "slot_of_event",
     "step_key",
@@ -349,6 +350,11 @@ def slot_results(namespace: str, topic: str, number: int, slots: int) -> tuple[b
 def slot_history(namespace: str, topic: str, number: int, slots: int) -> bytes:
     """Return the key of the history of a slot. It stays there when the number of slots changes."""
     return f"ig2:{{{namespace}:topic:{topic}:{number}/{slots}}}:{HISTORY_PART}".encode()
+
+
+def slot_messages(namespace: str, topic: str, number: int, slots: int) -> bytes:
+    """Return the key of a slot that has each message, for those who need no other key of `slot`."""
+    return f"ig2:{{{namespace}:topic:{topic}:{number}/{slots}}}:messages".encode()
 
 
 def scope_history(namespace: str, scope: str, raw_key: bytes) -> bytes:

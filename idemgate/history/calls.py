@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from idemgate.core import keys
-from idemgate.core.calls import Call, Plan, call, run_call, run_calls, stamp
+from idemgate.core.calls import Batch, Call, Plan, call, run_call, run_calls, stamp
 from idemgate.core.clock import Clock
 from idemgate.core.history import HISTORY_LASTS, KEPT, Transition, decode_transition, stored_key
 from idemgate.core.keys import Key
@@ -51,18 +51,20 @@ def read_history(name: bytes, clock: Clock | None, raw_key: bytes) -> Call[KeyHi
     return call("history/read", (name,), (stamp(clock), stored_key(raw_key), hidden), read)
 
 
-def find_message_history(context: Context, key: Key) -> Plan[dict[str, KeyHistory]]:
-    """Return the history of a key in each topic, by their names.
+def find_message_history(context: Context, key: Key) -> dict[str, KeyHistory]:
+    """Return the history of a key in each topic, by their names. Takes three round trips.
 
-    The group of a key is unknown, so each slot is read, also those that the topic had before its number was changed.
+    The group of a key is unknown, so each slot is looked at, also those that the topic had before its number was
+    changed. Most slots have no history: one plain command each asks for it.
     """
-    entries = yield from run_call(list_entries(context.namespace, context.clock))
-    lists = {entry.name: lists_of(context, entry) for entry in entries}
-    raw_key = keys.raw(key)
-    answers = iter(
-        (yield from run_calls(read_history(name, context.clock, raw_key) for names in lists.values() for name in names))
-    )
-    return {topic: join_histories(next(answers) for _ in names) for topic, names in lists.items()}
+    link, raw_key = context.link, keys.raw(key)
+    lists = {entry.name: lists_of(context, entry) for entry in link.run(list_entries(context.namespace, context.clock))}
+    there = iter(link.probe([("EXISTS", name) for names in lists.values() for name in names]))
+    # The call of a list that is absent tells the time, too.
+    read = {topic: [name for name in names if next(there) != 0] or names[:1] for topic, names in lists.items()}
+    calls = [read_history(name, context.clock, raw_key) for names in read.values() for name in names]
+    answers = iter(link.run_all(Batch(calls, list[KeyHistory])))
+    return {topic: join_histories(next(answers) for _ in names) for topic, names in read.items()}
 
 
 def find_guard_history(context: Context, key: Key, scopes: Sequence[str]) -> Plan[dict[str, KeyHistory]]:

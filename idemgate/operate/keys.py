@@ -87,7 +87,7 @@ def _timeline(
     """Return what happened to a key, the oldest first, and the time from which nothing is missing."""
     found = list(run_plan(find_guard_history(gate.context, key, scopes), gate.context.link.run_all).items())
     if scope is None:
-        found += run_plan(find_message_history(gate.context, key), gate.context.link.run_all).items()
+        found += find_message_history(gate.context, key).items()
     rows = _acts(gate, key, scope)
     rows += [
         {

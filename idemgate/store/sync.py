@@ -283,6 +283,16 @@ class SyncLink:
             RetryBudget(0).next_delay(error)
             raise
 
+    def probe(self, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Send plain commands together, once, and return their replies. All errors are values among them."""
+        packed = [pack_command(request) for request in requests]
+        try:
+            if self._cluster is not None:
+                return self._cluster.execute_all([key_of(request) for request in requests], packed)
+            return (self._pool or self._open_pool()).execute_all(packed)
+        except FAILURES as error:
+            return [error] * len(packed)
+
     @contextmanager
     def waiting(self, channel: bytes) -> Generator[Waiter]:
         """Subscribe to a channel on a dedicated connection, and yield a `Waiter`.

@@ -13,7 +13,7 @@ from idemgate.core.keys import Key
 from idemgate.errors import DecodeError
 from idemgate.store.context import Context
 from idemgate.topics.messages import Peek, Stats
-from idemgate.topics.policy import DEFAULT, Policy, from_stored
+from idemgate.topics.policy import DEFAULT, Policy, from_stored, slots_of
 from idemgate.topics.topic_calls import TopicCalls
 
 __all__ = [
@@ -120,10 +120,28 @@ def _batch_of_topics(
 
 
 def find_messages(context: Context, key: Key) -> dict[str, list[Peek]]:
-    """Return what each topic holds of a key, also in groups. Takes two round trips: one script call per slot."""
-    link = context.link
-    entries = link.run(list_entries(context.namespace, context.clock))
-    found = link.run_all(_batch_of_topics(context, entries, lambda calls, _: calls.find(key), lambda _, __, seen: seen))
+    """Return what each topic holds of a key, also in groups. Takes four round trips.
+
+    The group of the key is unknown, so it may be in any slot. One plain command a slot asks where it is, and a script
+    reads it there. A slot that an error hides is read, too, and so is each slot of a topic whose slots change.
+    """
+    link, listing, raw_key = context.link, list_entries(context.namespace, context.clock), keys.raw(key)
+    entries = link.run(listing)
+    places = [
+        (entry.name, slot, slots)
+        for entry in entries for slots in [entry.decode(slots_of)] for slot in range(slots)
+    ]  # fmt: skip
+    sizes = link.probe([("HSTRLEN", keys.slot_messages(context.namespace, *place), raw_key) for place in places])
+    held: dict[str, list[int]] = {entry.name: [] for entry in entries}
+    for (name, slot, _), size in zip(places, sizes, strict=True):
+        if size != 0:
+            held[name].append(slot)
+    unchanged = [entry for entry in link.run(listing) if entry.to < 0]
+
+    def build(calls: TopicCalls, entry: RegistryEntry) -> Batch[list[Peek]]:
+        return calls.find(key, held[entry.name] if entry in unchanged else None)
+
+    found = link.run_all(_batch_of_topics(context, entries, build, lambda _, __, seen: seen))
     return {entry.name: seen for entry, seen in zip(entries, found, strict=True)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -151,9 +151,10 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
         """Build the call that returns the state of one key."""
         return self._call_for_key("peek", route_of(key, group), (keys.raw(key),), self._read_peek)
 
-    def find(self, key: Key) -> Batch[list[Peek]]:
-        """Build the calls that look for a key in every slot, since its group may be unknown."""
-        return Batch([self._find(slot, keys.raw(key)) for slot in range(self.policy.slots)], flatten)
+    def find(self, key: Key, slots: Iterable[int] | None = None) -> Batch[list[Peek]]:
+        """Build the calls that look for a key in these slots; None: in every slot, since its group may be unknown."""
+        asked = range(self.policy.slots) if slots is None else slots
+        return Batch([self._find(slot, keys.raw(key)) for slot in asked], flatten)
 
     def _find(self, slot: int, raw_key: bytes) -> Call[list[Peek]]:
         def read(reply: list[Any]) -> list[Peek]:

@@ -29,6 +29,7 @@ from idemgate.operate.arguments import parse_given, read_command
 from idemgate.operate.table import NOUNS, VERBS
 from idemgate.presence.calls import beat
 from idemgate.topics.merge import pack
+from idemgate.topics.registry import find_messages
 from tests.for_each import for_each
 from tests.messages import pack_message
 from tests.operate.conftest import Command
@@ -435,6 +436,47 @@ def test_a_key_is_found_without_its_scope_and_topic(command: Command, filled: Ga
     absent = command("key", "show", "nowhere")
     assert absent.code == 0
     assert re.search(r"state +absent\n.*searched +claim, first\n.*searched +empty, jobs", absent.out)
+
+
+def test_a_key_is_found_in_each_slot_by_a_script_for_each_topic(
+    command: Command, gate: Gate, raw: Any, namespace: str
+) -> None:
+    # Given topics of 64 slots, and a key with a group, so that its slot is another one than that of the key
+    for number in range(8):
+        gate.topic(f"t{number}", slots=64).open()
+    assert slot_of(b"k", 64) != slot_of(b"g", 64)
+    gate.topic("t3").trigger("k", 1, group="g", delay="1h")
+    gate.topic("t5").trigger("k", 1, group="g", delay="1h")
+    gate.topic("t5").cancel("k", group="g")
+
+    def scripts() -> int:
+        return raw.info("commandstats")["cmdstat_evalsha"]["calls"]
+
+    # Then it is found there, and scripts read no other slots
+    command("key", "show", "k")
+    before = scripts()
+    found = json.loads(command("key", "show", "k", "--json").out)
+    assert scripts() - before < 30
+    assert [(one["topic"], one["group"]) for one in found["messages"]] == [("t3", "g")]
+    assert [(row["of"], row["what"]) for row in found["timeline"]] == [("t5", "cancelled")]
+    # And what is no slot is refused
+    raw.set(keys.slot_messages(namespace, "t0", 7, 64), "x")
+    refused = command("key", "show", "k")
+    assert (refused.code, "holds a string, expected a hash" in refused.err) == (1, True)
+    raw.delete(keys.slot_messages(namespace, "t0", 7, 64))
+
+
+def test_a_key_is_found_while_its_topic_changes_its_slots(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = gate.topic("t", slots=2)
+    topic.trigger("k", delay="1h")
+    probe = gate.context.link.probe
+
+    def probe_and_reshard(requests: Any) -> list[Any]:
+        topic.reshard(4)
+        return probe(requests)
+
+    monkeypatch.setattr(gate.context.link, "probe", probe_and_reshard)
+    assert [seen.pending.key for seen in find_messages(gate.context, "k")["t"] if seen.pending] == ["k"]
 
 
 def test_a_scope_that_a_program_registered_is_searched(command: Command, gate: Gate) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from idemgate import Gate, InvalidArgument, Trigger, append
 from idemgate.core import keys
-from idemgate.core.calls import process_bytes, run_plan
+from idemgate.core.calls import process_bytes
 from idemgate.core.history import HISTORY_LASTS, KEPT
 from idemgate.core.process import process_name
 from idemgate.history.calls import KeyHistory, find_message_history
@@ -22,7 +22,7 @@ ME = process_bytes().hex()
 
 
 def history(gate: Gate, key: str = "k", topic: str = "t") -> KeyHistory:
-    return run_plan(find_message_history(gate.context, key), gate.context.link.run_all)[topic]
+    return find_message_history(gate.context, key)[topic]
 
 
 def told(gate: Gate, key: str = "k") -> list[tuple[Any, ...]]:
@@ -167,7 +167,7 @@ def test_any_key_is_found_again_and_a_long_one_takes_little(key: Any, gate: Gate
     topic = gate.topic("t")
     topic.trigger(key)
     topic.cancel(key)
-    found = run_plan(find_message_history(gate.context, key), gate.context.link.run_all)["t"]
+    found = find_message_history(gate.context, key)["t"]
     assert [one.what for one in found.transitions] == ["cancelled"]
     assert len(raw.lindex(keys.slot_history(namespace, "t", 0, 1), 0)) < 400
 
