@@ -80,7 +80,7 @@ def test_an_alert_names_the_topic_and_ends_when_it_is_mended(
     gate.topic("jobs").trigger("order-7", 1)
     with Gate(url, namespace=namespace, clock=Clock(time.time() - 400)) as earlier:
         earlier.topic("jobs").pause("outage")
-    with exporter(url, namespace) as (_, address):
+    with exporter(url, namespace, "0") as (_, address):
         config = configure(tmp_path, address.removeprefix("http://").removesuffix("/metrics"), quick=True)
         with prometheus(tmp_path, config) as server:
 
