@@ -84,6 +84,7 @@ def _redis_cli(server: str, mend: str) -> str:
 
 def _judge_topics(snapshot: Snapshot) -> Iterator[Finding]:
     by_topic = group_by_topic(snapshot.processes)
+    unlisted = any(one.dropped.get("topics") for one in snapshot.processes)
     for topic in snapshot.topics:
         serving = by_topic[topic.name]
         yield from _judge_dead_letters(topic)
@@ -91,7 +92,7 @@ def _judge_topics(snapshot: Snapshot) -> Iterator[Finding]:
             yield _report_change(topic, topic.changing_to)
         elif topic.stats.paused is not None:
             yield from _judge_pause(snapshot, topic)
-        elif serving or topic.stats.in_flight or any(one.dropped.get("topics") for one in snapshot.processes):
+        elif serving or topic.stats.in_flight or unlisted:
             hanging = [*_judge_hanging(snapshot, topic, serving)]
             yield from hanging or _judge_lateness(snapshot, topic, serving)
             yield from _judge_groups(snapshot, topic)

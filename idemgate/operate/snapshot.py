@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from idemgate.audit.running import limit_of
@@ -20,7 +20,7 @@ from idemgate.errors import DecodeError, UnexpectedData
 from idemgate.gate import Gate
 from idemgate.guard.claim_calls import Claims
 from idemgate.operate.servers import read_server
-from idemgate.presence.calls import read_processes
+from idemgate.presence.calls import EXPIRES, read_processes
 from idemgate.presence.report import Process, WorkFailure
 from idemgate.store.nodes import servers
 from idemgate.topics.dead_letters import DeadFilter, DeadPage
@@ -40,14 +40,19 @@ MOST_LETTERS = 5
 """The most dead letters of a slot."""
 
 
-def take_snapshot(gate: Gate) -> Snapshot:
+def take_snapshot(gate: Gate, before: Snapshot | None = None) -> Snapshot:
     """Return a snapshot. It writes nothing. What is damaged is left out and counted, so that the rest can be seen.
+
+    Args:
+        gate: a gate of the namespace.
+        before: an earlier snapshot of it. Reports in it that are still the last ones of their processes are not read
+            again.
 
     Raises:
         StoreError: the store failed.
         DecodeError: the list of topics is damaged.
     """
-    return _Taking(gate).take()
+    return _Taking(gate).take(before)
 
 
 class _Taking:
@@ -59,7 +64,7 @@ class _Taking:
         self._unreadable = 0
         self._calls: dict[str, TopicCalls] = {}
 
-    def take(self) -> Snapshot:
+    def take(self, before: Snapshot | None) -> Snapshot:
         context = self._context
         now_ms, entries = self._link.run(_list_at(list_entries(context.namespace, context.clock)))
         stored = self._read(entries, lambda part: read_topics(context, [*part]))
@@ -67,7 +72,9 @@ class _Taking:
             one.name: TopicCalls(context.namespace, one.name, one.policy, context.codec, context.clock)
             for one in stored
         }
-        processes, damaged = run_plan(read_processes(context.namespace, context.clock), self._link.run_all)
+        last = moment(now_ms) - timedelta(seconds=EXPIRES)
+        known = [one for one in before.processes if one.seen_at > last] if before else []
+        processes, damaged = run_plan(read_processes(context.namespace, context.clock, known), self._link.run_all)
         topics = tuple(map(_see_topic, stored))
         return Snapshot(
             context.namespace,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -79,18 +80,26 @@ def read_reports(namespace: str, clock: Clock | None, ids: list[str]) -> Call[li
     return call("presence/read", tuple(reports), (stamp(clock),), read)
 
 
-def read_processes(namespace: str, clock: Clock | None) -> Plan[tuple[list[Process], int]]:
-    """Return the processes that report, the last report first, and how many reports cannot be decoded."""
+def read_processes(
+    namespace: str, clock: Clock | None, known: Iterable[Process] = ()
+) -> Plan[tuple[list[Process], int]]:
+    """Return the processes that report, the last report first, and how many reports cannot be decoded.
+
+    Of `known` those are returned whose report is still the last one. They are not read again. Pass none whose report
+    may have expired.
+    """
     seen = yield from run_call(list_ids(namespace, clock))
+    found = {one.id: one for one in known if seen.get(one.id) == one.seen_at}
     ids = [one for one in seen if keys.is_process_id(one)]
-    parts = [ids[start : start + MAX_ENTRIES] for start in range(0, len(ids), MAX_ENTRIES)]
+    unread = [one for one in ids if one not in found]
+    parts = [unread[start : start + MAX_ENTRIES] for start in range(0, len(unread), MAX_ENTRIES)]
     answers = yield from run_calls(read_reports(namespace, clock, part) for part in parts)
-    found, damaged = list[Process](), len(seen) - len(ids)
+    damaged = len(seen) - len(ids)
     for part, reports in zip(parts, answers, strict=True):
         for one, report in zip(part, reports, strict=True):
             if report is not None:
                 try:
-                    found.append(decode_report(one, seen[one], report))
+                    found[one] = decode_report(one, seen[one], report)
                 except DecodeError:
                     damaged += 1
-    return found, damaged
+    return [found[one] for one in ids if one in found], damaged

@@ -6,7 +6,7 @@ clock of the process does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import zip_longest
@@ -39,7 +39,7 @@ _COUNTERS = "counters"
 _FACTS = {"host": str, "pid": int, "version": str, "program": str, "role": str, "up": int, "places": list}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counter:
     """A counter of a process: since its start, and in about the last minute and the last ten minutes."""
 
@@ -48,7 +48,7 @@ class Counter:
     last_10_minutes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Times:
     """The durations of one topic, or those of calls of the store, in the last ten minutes.
 
@@ -59,7 +59,7 @@ class Times:
     handling: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunningWork:
     """A delivery or guarded call that ran at the time of the report. `of` is its topic or scope.
 
@@ -72,7 +72,7 @@ class RunningWork:
     location: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkFailure:
     """A failed delivery or guarded call, or a refused trigger, which has no `attempt`. `of` is its topic or scope.
 
@@ -236,12 +236,8 @@ def _ago(seen_at: datetime, age_ms: Any) -> datetime:
     return seen_at - timedelta(milliseconds=_number(age_ms))
 
 
-def _text(value: Any) -> str:
-    return str.__str__(value)
-
-
-def _number(value: Any) -> int:
-    return int.__int__(value)
+_text: Callable[[Any], str] = str.__str__
+_number: Callable[[Any], int] = int.__int__
 
 
 def _buckets(values: Any) -> tuple[int, ...]:

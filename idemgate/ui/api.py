@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from idemgate.audit.snapshot import Snapshot
 from idemgate.core import keys
 from idemgate.core.clock import monotonic
 from idemgate.core.text import one_line
@@ -160,12 +161,14 @@ class _Snapshots:
         self._lock = Lock()
         self._until = 0.0
         self._answer = (b"", "")
+        self._snapshot: Snapshot | None = None
 
     def get(self) -> tuple[bytes, str]:
         """Return its JSON and its ETag. Raises StoreError."""
         with self._lock:
             if monotonic() >= self._until:
-                facts = overview(take_snapshot(self._gate))
+                self._snapshot = take_snapshot(self._gate, self._snapshot)
+                facts = overview(self._snapshot)
                 body = json.dumps(facts).encode()
                 constant = json.dumps(facts | {"taken_at": None}).encode()
                 self._answer = body, f'"{blake2b(constant, digest_size=16).hexdigest()}"'

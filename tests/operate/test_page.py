@@ -280,7 +280,7 @@ def test_each_finding_is_shown_with_what_mends_it(
     gate: Gate, monkeypatch: pytest.MonkeyPatch, see: Callable[..., Seen]
 ) -> None:
     planted = [next(iter(CASES.values()))[0][0]]
-    monkeypatch.setattr("idemgate.ui.api.take_snapshot", lambda _: planted[0])
+    monkeypatch.setattr("idemgate.ui.api.take_snapshot", lambda *_: planted[0])
     monkeypatch.setattr("idemgate.ui.api.FRESH", -1.0)
     seen = see()
     for kind, cases in CASES.items():
@@ -438,10 +438,10 @@ def test_a_store_that_goes_away_is_said_and_comes_back(
 
     take, away = api.take_snapshot, threading.Event()
 
-    def take_or_fail(gate: Gate) -> Any:
+    def take_or_fail(*given: Any) -> Any:
         if away.is_set():
             raise StoreUnavailable("the store is away", executed="no")
-        return take(gate)
+        return take(*given)
 
     monkeypatch.setattr(api, "take_snapshot", take_or_fail)
     seen = see()

@@ -17,7 +17,9 @@ import pytest
 
 from idemgate import Gate, Trigger
 from idemgate.cli import main
+from idemgate.core import keys
 from idemgate.errors import InvalidArgument
+from idemgate.operate.snapshot import take_snapshot
 from idemgate.store.context import Runner, Running
 from idemgate.testing import Clock
 from tests import cluster
@@ -334,6 +336,26 @@ def test_what_is_damaged_hides_nothing_else(gate: Gate, raw: Any, namespace: str
     raw.hset(key, mapping=before)
     assert "dead-letters: good" in ran.out
     assert "1 entries are damaged" in ran.out
+
+
+def test_a_snapshot_reads_no_report_that_the_one_before_has(gate: Gate, raw: Any, namespace: str) -> None:
+    serve(gate, "jobs")
+    before = take_snapshot(gate)
+    [process] = before.processes
+    index, report = keys.presence(namespace, process.id)
+    # Given another report of the same time, Then it is not read
+    raw.set(report, b"damaged")
+    assert (take_snapshot(gate, before).processes, take_snapshot(gate).unreadable) == ((process,), 1)
+    # And a later one is
+    serve(gate, "jobs", "mails")
+    [process] = take_snapshot(gate, before).processes
+    assert process.topics == ("jobs", "mails")
+    # And one that may have expired is
+    raw.zadd(index, {process.id: (time.time() - 31) * 1000})
+    before = take_snapshot(gate)
+    assert len(before.processes) == 1
+    raw.delete(report)
+    assert take_snapshot(gate, before).processes == ()
 
 
 def test_no_key_is_searched_for(gate: Gate, raw: Any, command: Command) -> None:

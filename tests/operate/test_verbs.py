@@ -476,7 +476,7 @@ def test_a_key_is_found_while_its_topic_changes_its_slots(gate: Gate, monkeypatc
         return probe(requests)
 
     monkeypatch.setattr(gate.context.link, "probe", probe_and_reshard)
-    assert [seen.pending.key for seen in find_messages(gate.context, "k")["t"] if seen.pending] == ["k"]
+    assert len([seen for seen in find_messages(gate.context, "k")["t"] if seen.pending]) == 1
 
 
 def test_a_scope_that_a_program_registered_is_searched(command: Command, gate: Gate) -> None:
