@@ -27,6 +27,7 @@ from idemgate.cli.demo.actors import DemoOrder, topic_of
 from idemgate.cli.demo.events import DemoPlan, made_up, plan_of, read
 from idemgate.cli.demo.records import Records, Reports, check_promises
 from idemgate.cli.signals import Interrupted, Signals, watching
+from idemgate.core import keys
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.gate import Gate
 from idemgate.store.embedded.server import directory_of, start
@@ -206,7 +207,7 @@ class _Stage:
         self.children: dict[str, _Child] = {}
 
     def run(self, plan: DemoPlan, kill: bool) -> None:
-        """Run the demo. Even after an error it ends all processes and deletes the topic."""
+        """Run the demo. Even after an error it ends all processes and deletes the topic. What it leaves expires."""
         with contextlib.closing(self.gate):
             try:
                 self.topic.open()
@@ -223,6 +224,7 @@ class _Stage:
                     self.records.topic = {"pending": stats.pending, "in_flight": stats.in_flight, "dead": stats.dead}
                     self.records.topic |= {name: stats[name] for name in ("accepted", "acked_triggers")}
                     self.topic.delete(discard=True)
+                    self._command("DEL", keys.scopes(self.order.name), keys.process_names(self.order.name))
 
     def _start_all(self) -> None:
         self.say(f"Starting {len(self.records.subscribers)} subscribers and a worker")
@@ -296,5 +298,5 @@ class _Stage:
             if (code := child.end(END)) not in (0, -signal.SIGTERM):  # SIGTERM: it was still starting
                 self.records.faults.append(f"{name} ended with {code}")
 
-    def _command(self, *command: str) -> Any:
+    def _command(self, *command: str | bytes) -> Any:
         return self.gate.context.link.command(*command)
