@@ -65,25 +65,28 @@ class Dispatcher:
 
     def start_ready(self) -> None:
         """Start ready deliveries, up to the concurrency."""
-        kept_free = self._places.kept_free
-        if self._blocking_next and self.free > kept_free and self._ready_blocking:
+        room = self.free - self._places.kept_free
+        if self._blocking_next and room > 0 and self._ready_blocking:
             self._pool.start(1)
             self._blocking_next = False
-        while self.free > kept_free and self._ready and not self._stopping.is_set():
-            self._start_async(self._ready.popleft())
+            room = self.free - self._places.kept_free
+        while room > 0 and self._ready and not self._stopping.is_set():
+            room -= self._start_async(self._ready.popleft())
             self._blocking_next = True
-        if self._ready_blocking:
-            self._pool.start(self.free - kept_free)
+        if room > 0 and self._ready_blocking:
+            self._pool.start(room)
 
     # -- async handlers -----------------------------------------------------------------------------------------------
 
-    def _start_async(self, entry: InFlight) -> None:
+    def _start_async(self, entry: InFlight) -> bool:
+        """Start a handler. Return False if too little of its lease is left, so that its place is free again."""
         if not entry.start():
             self._on_ended([(entry, None)])
-            return
+            return False
         if entry.consumer.backpressure.applies:
             entry.consumer.backpressure.on_handler_start(entry.delivery)
         self._start_task(entry, entry.consumer.run)
+        return True
 
     def _start_task(self, entry: InFlight, run: Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]) -> None:
         task = asyncio.create_task(run(entry.delivery))

@@ -95,15 +95,18 @@ class DeliveryLoop:
     def _run(self, consumer: TopicConsumer, taken: Sequence[InFlight]) -> None:
         """Queue taken deliveries for their handlers. The dispatcher starts them as soon as there are places."""
         self._places.take(consumer.places, len(taken))
+        most = consumer.context.codec.max_bytes  # no value is larger than its message
         for entry in taken:
-            if (settlement := settle_unstarted(entry)) is None:
-                consumer.ready.append(entry)
-            else:
+            unusual = entry.misfired or entry.delivery.size > most
+            if unusual and (settlement := settle_unstarted(entry)) is not None:
                 self._finish(entry, settlement)
+            else:
+                consumer.ready.append(entry)
 
     def _on_ended(self, ended: Sequence[Ended]) -> None:
         """Choose how to settle deliveries that ended, and free their places."""
         self._to_settle.set()  # before a place is freed: so a settlement, not the line, fetches the next delivery
+        self._places.freed.set()
         now = monotonic()
         for entry, verdict in ended:
             consumer = entry.consumer
@@ -135,6 +138,7 @@ class DeliveryLoop:
     def _finish(self, entry: InFlight, settlement: Settlement, handled: int = 0) -> None:
         self._ended.append((entry, settlement))
         self._to_settle.set()
+        self._places.freed.set()
         self._places.free(entry.consumer.places, handled)
 
     # -- settle -------------------------------------------------------------------------------------------------------
@@ -197,6 +201,7 @@ class DeliveryLoop:
         """Leave deliveries to the expiry of their leases."""
         for entry in entries:
             entry.consumer.drop([entry])
+            self._places.freed.set()
             self._places.free(entry.consumer.places)
 
     def drain(self) -> None:

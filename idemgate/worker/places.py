@@ -50,6 +50,7 @@ class Places:
         prefetch: The current number of deliveries to hold beyond those that run.
         freed: Set when a topic in the line may have a share.
         line: The topics that wait for a share, the first that came first.
+        starving: The number of topics that hold no delivery, and fetch or wait for a share. Any thread may read it.
     """
 
     def __init__(self, concurrency: int, prefetch: int | None) -> None:
@@ -59,7 +60,7 @@ class Places:
         self._concurrency = concurrency
         self._fixed = prefetch
         self._held = self._requested = self._fetches = 0
-        self._waiting = self._fetching = 0  # topics that hold no delivery: those in the line, those that fetch
+        self.starving = self._fetching = 0  # of those that hold no delivery: how many fetch
         self._restart(initial_state(concurrency))
 
     # -- fetching -----------------------------------------------------------------------------------------------------
@@ -74,12 +75,12 @@ class Places:
         """Put a topic into the line. Topics behind it may go on when it leaves."""
         starving = topic.held == 0
         self.line[topic] = None
-        self._waiting += starving
+        self.starving += starving
         try:
             yield
         finally:
             del self.line[topic]
-            self._waiting -= starving
+            self.starving -= starving
             self.freed.set()
 
     def share(self, topic: TopicPlaces) -> int:
@@ -120,11 +121,13 @@ class Places:
         """Reserve places for a fetch. While a topic that holds no delivery fetches, one place stays free for it."""
         starving = topic.held == 0
         self.reserve(topic, room)
+        self.starving += starving
         self._fetching += starving
         try:
             yield
         finally:
             self.release(topic, room)
+            self.starving -= starving
             self._fetching -= starving
             self.freed.set()
 
@@ -137,11 +140,10 @@ class Places:
         topic.held += n
 
     def free(self, topic: TopicPlaces, handled: int = 0) -> None:
-        """Free the place of a delivery that has ended. `handled` is 1 if its handler ran."""
+        """Free the place of a delivery that has ended. `handled` is 1 if its handler ran. The caller sets `freed`."""
         self._handled += handled
         self._held -= 1
         topic.held -= 1
-        self.freed.set()
 
     # -- places to leave free -----------------------------------------------------------------------------------------
 
@@ -151,14 +153,9 @@ class Places:
 
         Without it, a prefetched delivery of another topic would take each place before they have fetched one.
         """
-        if self._waiting or self._fetching:
-            return self._fetching + min(self._waiting, max(0, self.room))
+        if self.starving:
+            return self._fetching + min(self.starving - self._fetching, max(0, self.room))
         return 0
-
-    @property
-    def starving(self) -> int:
-        """The number of topics that hold no delivery, and fetch or wait for a share. Any thread may read it."""
-        return self._fetching + self._waiting
 
     # -- prefetch -----------------------------------------------------------------------------------------------------
 

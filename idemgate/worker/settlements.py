@@ -23,15 +23,13 @@ _LOST_DELAY = 1000
 
 
 def settle_unstarted(entry: InFlight) -> Settlement | None:
-    """Return the settlement of a taken delivery that must not run; None for any other.
+    """Return the settlement of a taken delivery that must not run, or None if it may run after all.
 
     A misfired occurrence is acknowledged. A payload larger than `max_bytes` of this gate is deferred.
     """
     if entry.misfired:
         return Settlement("ack", entry.delivery)
-    context = entry.consumer.context
-    # No value is larger than its message.
-    return defer_oversize(context, entry.delivery) if entry.delivery.size > context.codec.max_bytes else None
+    return defer_oversize(entry.consumer.context, entry.delivery)
 
 
 def choose_settlement(entry: InFlight, verdict: Verdict[Any], stopping: bool) -> Settlement:
