@@ -46,7 +46,7 @@ def _costs(rows: Rows, who: str, step: str) -> list[str]:
 
 
 _BUSY = 2.5
-"""Load average above which this is not only us: a client and a server."""
+"""Load average above which this is not only us: a client and a server. The part `threads` makes more itself."""
 
 
 def machine() -> str:
@@ -58,7 +58,10 @@ def machine() -> str:
         ["part", *OWN, "operations"],
         ([part, *(_own(run, name) for name in OWN), f"{run['share']:.0%}"] for part, run in found.items()),
     )
-    busy = [part for part, run in found.items() if float(run["facts"]["load"].split()[0]) > _BUSY]
+    busy = [
+        part for part, run in found.items()
+        if part != "threads" and float(run["facts"]["load"].split()[0]) > _BUSY
+    ]  # fmt: skip
     warning = f"\n\nOthers used this machine during {', '.join(busy)}: rates there are too low, and ratios are rough."
     return common + "\n\n" + runs + (warning if busy else "")
 
