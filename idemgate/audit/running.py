@@ -14,7 +14,7 @@ from idemgate.audit.snapshot import Snapshot, TopicSeen
 from idemgate.core.activity import BOUNDS
 from idemgate.presence.report import Process, RunningWork
 
-__all__ = ["BURIED_BY_OPERATOR", "command_line", "findings", "group_by_topic", "limit_of"]
+__all__ = ["BURIED_BY_OPERATOR", "command_line", "findings", "group_by_topic", "limit_of", "verb_line"]
 
 _SETTINGS = ("eviction", "persistence", "replicas", "server")
 """The checks whose warnings are advice on settings. The doctor gives it; nothing is wrong at the moment."""
@@ -52,6 +52,17 @@ def limit_of(kind: str) -> float:
 def command_line(*words: str) -> str:
     """Return a command as a shell reads it. A word that cannot be printed is written with escapes ($'...')."""
     return " ".join(shlex.quote(word) if word.isprintable() else _escape(word) for word in words)
+
+
+def verb_line(noun: str, verb: str, *required: str, **options: str | bool) -> str:
+    """Return the command of a verb of `idemgate`. A text that begins like an option is not read as one."""
+    named = list[str]()
+    for name, value in options.items():
+        flag = f"--{name}"
+        named += [flag] if value is True else [f"{flag}={value}"] if str(value).startswith("-") else [flag, str(value)]
+    if any(word.startswith("-") for word in required):
+        return command_line("idemgate", noun, verb, *named, "--", *required)
+    return command_line("idemgate", noun, verb, *required, *named)
 
 
 def _escape(word: str) -> str:
@@ -112,7 +123,7 @@ def group_by_topic(processes: Iterable[Process]) -> defaultdict[str, list[Proces
 def _report_change(topic: TopicSeen, slots: int) -> Finding:
     what = f"it gets {slots} slots" if slots else "it is being deleted"
     words = ("reshard", topic.name, str(slots)) if slots else ("delete", topic.name)
-    return Finding("changing", "", what, command_line("idemgate", "topic", *words), topic.name)
+    return Finding("changing", "", what, verb_line("topic", *words), topic.name)
 
 
 def _judge_pause(snapshot: Snapshot, topic: TopicSeen) -> Iterator[Finding]:
@@ -122,7 +133,7 @@ def _judge_pause(snapshot: Snapshot, topic: TopicSeen) -> Iterator[Finding]:
         return
     why = f" ({stats.paused.reason})" if stats.paused.reason else ""
     what = f"paused by {stats.paused.by}{why}, and {_count(_due(topic), 'message')} due"
-    mend = command_line("idemgate", "topic", "resume", topic.name)
+    mend = verb_line("topic", "resume", topic.name)
     yield Finding(
         "topic-paused", "", what, mend, topic.name, since=stats.paused.since, numbers={"due": _due(topic)}
     )  # fmt: skip
@@ -134,14 +145,14 @@ def _judge_unserved(snapshot: Snapshot, topic: TopicSeen) -> Iterator[Finding]:
     if stats.oldest_due is not None:
         if stats.lateness.total_seconds() >= limit_of("topic-unserved"):
             what = f"{_count(_due(topic), 'message')} due, and no process takes any"
-            mend, numbers = command_line("idemgate", "worker", "ls"), {"due": _due(topic)}
+            mend, numbers = verb_line("worker", "ls"), {"due": _due(topic)}
             yield Finding("topic-unserved", "", what, mend, topic.name, since=stats.oldest_due, numbers=numbers)
         return
     workers = [one for one in snapshot.processes if one.topics]
     settled = workers and all(_age(snapshot, one.started_at) >= limit_of("topic-abandoned") for one in workers)
     if settled and stats.pending + stats.dead:
         what = f"{_count(stats.dead, 'dead letter', '')} and {_count(stats.pending, 'pending message', '')}"
-        mend = command_line("idemgate", "topic", "delete", topic.name, "--discard")
+        mend = verb_line("topic", "delete", topic.name, discard=True)
         numbers = {"dead": stats.dead, "pending": stats.pending}
         yield Finding(
             "topic-abandoned", "", f"{what}, and no process serves the topic", mend, topic.name, numbers=numbers
@@ -162,7 +173,7 @@ def _judge_lateness(snapshot: Snapshot, topic: TopicSeen, serving: Sequence[Proc
         what += f", with a rate of {topic.rate:g}/s"
     elif places:
         what += f"; its workers use {busy} of {places} places"
-    mend = command_line("idemgate", "worker", "ls", "--of", topic.name)
+    mend = verb_line("worker", "ls", of=topic.name)
     numbers = {"ready": stats.ready, "in_flight": stats.in_flight, "busy": busy, "places": places}
     yield Finding("topic-late", "", what, mend, topic.name, since=since, numbers=numbers)
 
@@ -172,7 +183,7 @@ def _judge_groups(snapshot: Snapshot, topic: TopicSeen) -> Iterator[Finding]:
     if group is None or _age(snapshot, group.oldest_due) < limit_of("group-blocked"):
         return
     what = f"{_count(group.count, 'message')} of group {group.group!r} due, and wait for its deliveries"
-    mend = command_line("idemgate", "topic", "show", topic.name)
+    mend = verb_line("topic", "show", topic.name)
     yield Finding(
         "group-blocked", "", what, mend, topic.name, since=group.oldest_due,
         numbers={"blocked": group.count, "blocked_in_all": topic.stats.blocked},
@@ -193,7 +204,7 @@ def _judge_hanging(snapshot: Snapshot, topic: TopicSeen, serving: Sequence[Proce
         what = (
             f"all {places} places are taken for more than {limit_of('handlers-hang'):g} s, the oldest by {oldest.key!r}"
         )
-        mend = command_line("idemgate", "worker", "ls", "--of", topic.name)
+        mend = verb_line("worker", "ls", of=topic.name)
         numbers = {"hanging": len(mine), "due": _due(topic)}
         names = sorted(one.name for one, works in long if works)
         yield Finding(
@@ -229,8 +240,8 @@ def _judge_dead_letters(topic: TopicSeen) -> Iterator[Finding]:
         letters = [topic.letters[number] for number in numbers]
         keys = _some([*dict.fromkeys(repr(letter.key) for letter in letters)])
         what = f"{_count(len(letters), 'message', '')} died lately: {letters[0].reason!r} of {keys}"
-        words = ("--reason", reason) if reason else ("--all",)
-        mend = command_line("idemgate", "dead", "redrive", topic.name, *words)
+        which: dict[str, str | bool] = {"reason": reason} if reason else {"all": True}
+        mend = verb_line("dead", "redrive", topic.name, **which)
         since = min(letter.died_at for letter in letters)
         yield Finding(
             "dead-letters", letters[0].key, what, mend, topic.name, since=since,
@@ -252,28 +263,24 @@ def _judge_keys(snapshot: Snapshot) -> Iterator[Finding]:
     for message in snapshot.failing:
         if message.attempts >= limit_of("poison-message"):
             what = f"failed {message.attempts} times, and is tried again: {message.error}"
-            words = ("idemgate", "topic", "bury", message.topic, message.key, *_group(message.group))
-            yield Finding(
-                "poison-message", message.key, what, command_line(*words), message.topic,
-                numbers={"attempts": message.attempts},
-            )  # fmt: skip
+            mend = verb_line("topic", "bury", message.topic, message.key, **_group(message.group))
+            numbers = {"attempts": message.attempts}
+            yield Finding("poison-message", message.key, what, mend, message.topic, numbers=numbers)
     for key in snapshot.held:
         # It decides nothing: --again runs work that may be done.
-        words = ("idemgate", "key", "show", key.key, "--scope", key.scope)
+        mend = verb_line("key", "show", key.key, scope=key.scope)
         what = f"waits for a decision since its attempt {key.attempts}"
-        yield Finding("key-held", key.key, what, command_line(*words), key.scope, since=key.since)
+        yield Finding("key-held", key.key, what, mend, key.scope, since=key.since)
     for known in snapshot.versions:
         ahead = _seconds_ahead(known.version, snapshot.taken_at)
         if ahead is not None and ahead >= limit_of("version-ahead"):
             what = f"its version {known.version} is a time {_span(ahead)} ahead of the server's clock"
-            words = ("idemgate", "topic", "reset-version", known.topic, known.key, *_group(known.group))
-            yield Finding(
-                "version-ahead", known.key, what, command_line(*words), known.topic, numbers={"ahead": ahead}
-            )  # fmt: skip
+            mend = verb_line("topic", "reset-version", known.topic, known.key, **_group(known.group))
+            yield Finding("version-ahead", known.key, what, mend, known.topic, numbers={"ahead": ahead})
 
 
-def _group(name: str) -> tuple[str, ...]:
-    return ("--group", name) if name else ()
+def _group(name: str) -> dict[str, str]:
+    return {"group": name} if name else {}
 
 
 def _seconds_ahead(version: int, now: datetime) -> float | None:
@@ -312,7 +319,7 @@ def _judge_counters(snapshot: Snapshot, kind: str) -> Iterator[Finding]:
     if total >= limit_of(kind):
         worst = sorted((name for name in rose if rose[name]), key=lambda name: -rose[name])
         what = f"{total} in the {span.replace('_', ' ')}: {', '.join(names)}"
-        mend = command_line("idemgate", "worker", "show", worst[0])
+        mend = verb_line("worker", "show", worst[0])
         yield Finding(kind, "", what, mend, where=_some(worst), numbers={"number": total, "processes": len(worst)})
 
 
@@ -325,7 +332,7 @@ def _judge_refused(snapshot: Snapshot) -> Iterator[Finding]:
     for topic, rows in by_topic.items():
         _, key, error, process = max(rows)
         what = f"{_count(len(rows), 'trigger')} refused lately, the last of {key!r}: {error}"
-        mend, numbers = command_line("idemgate", "worker", "show", process), {"number": len(rows)}
+        mend, numbers = verb_line("worker", "show", process), {"number": len(rows)}
         yield Finding("payload-refused", key, what, mend, topic, process, min(rows)[0], numbers)
 
 
@@ -335,7 +342,7 @@ def _judge_lapses(snapshot: Snapshot) -> Iterator[Finding]:
     places = max((one.places for one in snapshot.processes), default=0) or _MANY_PLACES
     if lapsed > places * limit_of("deliveries-lapse"):
         what = f"{lapsed} deliveries of workers that died came back in ten minutes"
-        mend = command_line("idemgate", "worker", "ls")
+        mend = verb_line("worker", "ls")
         yield Finding("deliveries-lapse", "", what, mend, numbers={"number": lapsed})
 
 
@@ -349,7 +356,7 @@ def _judge_clocks(snapshot: Snapshot) -> Iterator[Finding]:
     for host in dict.fromkeys(name.rpartition(":")[0] for _, name in wrong):
         ahead, name = next(one for one in wrong if one[1].rpartition(":")[0] == host)
         what = f"the clock of {host} is {_span(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the server's"
-        mend = command_line("idemgate", "worker", "show", name)
+        mend = verb_line("worker", "show", name)
         yield Finding("process-clock", "", what, mend, where=name, numbers={"ahead": ahead})
 
 
@@ -362,7 +369,7 @@ def _judge_policies(snapshot: Snapshot) -> Iterator[Finding]:
         and _age(snapshot, one.started_at) >= limit_of("policy-outdated")
     ]  # fmt: skip
     if names:
-        mend = command_line("idemgate", "worker", "show", names[0])
+        mend = verb_line("worker", "show", names[0])
         what = f"{_count(len(names), 'process', '')} declare{'s'[: len(names) == 1]} an older revision of a policy"
         yield Finding("policy-outdated", "", what, mend, where=_some(names), numbers={"processes": len(names)})
 
@@ -377,7 +384,7 @@ def _judge_versions(snapshot: Snapshot) -> Iterator[Finding]:
     for program, versions in found.items():
         if len(versions) > 1:
             what = f"{program} runs with idemgate {_some(sorted(versions))}"
-            mend = command_line("idemgate", "worker", "ls")
+            mend = verb_line("worker", "ls")
             yield Finding("versions-differ", "", what, mend, where=program, numbers=dict(versions))
 
 

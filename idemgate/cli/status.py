@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -110,7 +111,17 @@ def _completer(options: argparse.Namespace) -> Callable[[str], str]:
         words += ["--url", options.url]
     if options.namespace != (os.environ.get("IDEMGATE_NAMESPACE") or "default"):
         words += ["--namespace", options.namespace]
-    return lambda mend: f"{mend} {command_line(*words)}" if words and mend.startswith("idemgate ") else mend
+    more = command_line(*words)
+
+    def complete(mend: str) -> str:
+        if not words or not mend.startswith("idemgate "):
+            return mend
+        if "--" in shlex.split(mend):  # what is behind it is no option
+            *verb, rest = mend.split(" ", 3)
+            return " ".join([*verb, more, rest])
+        return f"{mend} {more}"
+
+    return complete
 
 
 # -- text -------------------------------------------------------------------------------------------------------------

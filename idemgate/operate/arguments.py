@@ -129,10 +129,15 @@ def read_command(line: str) -> tuple[Verb, dict[str, Any]] | None:
     flags = {f"--{one.name.replace('_', '-')}": one for one in verb.parameters if not one.required}
     placed = [one for one in verb.parameters if one.required]
     arguments = dict[str, Any]()
-    rest = iter(words[3:])
+    rest, ended = iter(words[3:]), False
     for word in rest:
-        if word in flags:
+        flag, assigned, value = word.partition("=")
+        if word == "--" and not ended:
+            flags, ended = {}, True  # what is behind it is no option
+        elif word in flags:
             arguments[flags[word].name] = True if flags[word].kind == "flag" else next(rest, None)
+        elif assigned and flag in flags:
+            arguments[flags[flag].name] = value
         elif placed and placed[0].kind == "texts":
             arguments.setdefault(placed[0].name, []).append(word)
         elif placed:

@@ -285,6 +285,13 @@ def test_messages_in_a_group_are_named_with_it() -> None:
     assert [one.mend.partition(" jobs ")[2] for one in findings(there)] == ["k --group 'big one'"] * 2
 
 
+def test_names_that_look_like_options_are_no_options() -> None:
+    there = snapshot(topic(), failing=(FailingMessage("jobs", "-n", "--all", 3, NOW, "KeyError"),))
+    assert found(there).mend == "idemgate topic bury --group=--all -- jobs -n"
+    held = snapshot(held=(HeldKey("-s", "--", NOW, 1),))
+    assert found(held).mend == "idemgate key show --scope=-s -- --"
+
+
 @for_each("words", [["a b", "it's", "\x1b[31m", "\\x1b", "'\n", "é\u202e", ""], ["plain"]])
 def test_a_command_survives_a_shell(words: list[str]) -> None:
     line = command_line("printf", "%s|", *words)

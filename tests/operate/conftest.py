@@ -47,8 +47,9 @@ def command(url: str, namespace: str, capsys: pytest.CaptureFixture[str]) -> Com
 
     def run(*words: str, as_user: str = url) -> Ran:
         capsys.readouterr()
+        end = words.index("--") if "--" in words else len(words)
         try:
-            code = main([*words, "--url", as_user, "--namespace", namespace])
+            code = main([*words[:end], "--url", as_user, "--namespace", namespace, *words[end:]])
         except SystemExit as end:  # of argparse
             code = int(str(end.code))
         return Ran(code, *capsys.readouterr())

@@ -146,16 +146,17 @@ def test_a_version_of_a_clock_that_was_ahead(gate: Gate, command: Command, look:
     assert look("--only", "jobs") == Status(0, {})
 
 
-def test_a_message_that_fails_each_time(gate: Gate, command: Command, look: Look) -> None:
+@pytest.mark.parametrize("key", ["order-7", "-n"])
+def test_a_message_that_fails_each_time(key: str, gate: Gate, command: Command, look: Look) -> None:
     topic = gate.topic("jobs", max_attempts=9)
-    topic.trigger("order-7", 1)
+    topic.trigger(key, 1, group="-v")
     for attempt in range(1, 4):
         [delivery] = topic.take(1)
-        gate.context.activity.note_failure("jobs", "order-7", attempt, "KeyError: 'address'", 3600)
+        gate.context.activity.note_failure("jobs", key, attempt, "KeyError: 'address'", 3600)
         topic.nack(delivery, delay="1h")
         topic.flush()
     serve(gate, "jobs")
-    status = look("--only", "order-7")
+    status = look(f"--only={key}")
     assert (status.code, [*status.findings]) == (3, ["poison-message"])
     mend(command, status, "poison-message")
     assert look("--only", "jobs") == Status(0, {})

@@ -533,6 +533,12 @@ def test_a_command_that_is_no_verb_has_no_button(line: str) -> None:
     assert read_command(line) is None
 
 
+def test_names_that_look_like_options_are_read() -> None:
+    found = read_command("idemgate topic bury --group=-v -- jobs --group")
+    assert found is not None
+    assert parse_given(*found) == {"topic": "jobs", "key": "--group", "group": "-v"}
+
+
 def test_a_flag_without_its_value_is_missing() -> None:
     found = read_command("idemgate dead ls jobs --reason")
     assert found is not None

@@ -62,14 +62,18 @@ const quoted = (word) => (/^[\w.:/@%+=,-]+$/.test(word) ? word : `'${word.replac
 
 // The command of a verb with these arguments, as one types it. It is shown, and never run.
 export function commandOf(verb, given) {
-  const words = ["idemgate", verb.noun, verb.name];
+  const placed = [];
+  const named = [];
   for (const { name, kind, required } of verb.parameters) {
     const value = given[name];
     if (value === undefined || value === false || (Array.isArray(value) && !value.length)) continue;
     const texts = kind === "lines" ? ["FILE"] : Array.isArray(value) ? value.map(quoted) : [quoted(String(value))];
-    words.push(...(required ? texts : value === true ? [flag(name)] : [flag(name), ...texts]));
+    if (required) placed.push(...texts);
+    else if (value === true) named.push(flag(name));
+    else named.push(texts[0].startsWith("-") ? `${flag(name)}=${texts[0]}` : `${flag(name)} ${texts[0]}`);
   }
-  return plain(words.join(" "));
+  const words = placed.some((word) => word.startsWith("-")) ? [...named, "--", ...placed] : [...placed, ...named];
+  return plain(["idemgate", verb.noun, verb.name, ...words].join(" "));
 }
 
 const flag = (name) => `--${name.replaceAll("_", "-")}`;
