@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from idemgate.core.activity import OFTEN
+
 __all__ = ["CATALOGUE", "DATA_KINDS", "RUNNING_KINDS", "SERVER_KINDS", "SNAPSHOT_KINDS", "Kind", "Severity", "link_of"]
 
 Severity = Literal["critical", "warning"]
@@ -212,7 +214,7 @@ RUNNING_KINDS: dict[str, Kind] = {
         "warning",
         "the handler fails for this message each time",
         "bury the message, mend the handler, and redrive it",
-        3,
+        OFTEN,
         "attempts",
     ),
     "dead-letters": Kind(

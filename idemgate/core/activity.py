@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from idemgate.core.clock import monotonic
 
-__all__ = ["BOUNDS", "Activity", "Failure", "Sampled", "TopicTimes"]
+__all__ = ["BOUNDS", "OFTEN", "Activity", "Failure", "Sampled", "TopicTimes"]
 
 BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """The largest seconds of each bucket. The last bucket, after these, has no bound. The same for all histograms, so that
@@ -45,9 +45,12 @@ class Sampled:
         self.counts[bisect_left(BOUNDS, seconds)] += 1
 
 
-T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 KEPT = 20
 """The failures, refused triggers, held keys and outdated keys that a process remembers, of each the newest."""
+OFTEN = 3
+"""The attempts from which on a message fails often."""
 
 
 class Failure(NamedTuple):
@@ -83,6 +86,8 @@ class Activity:
 
     Attributes:
         failures: The newest failures of handlers and guarded functions.
+        failing: The newest failure of each message that failed often and is tried again, by topic and key. Other
+            failures do not push it out: they may be many between two attempts of one message.
         refused: The newest triggers that this process refused.
         topics: Durations of the topics that a worker of this process serves.
         held: The keys that this process found held, as scope and key. The store may know better by now.
@@ -92,6 +97,7 @@ class Activity:
 
     def __init__(self) -> None:
         self.failures: deque[Failure] = deque(maxlen=KEPT)
+        self.failing: dict[tuple[str, str], Failure] = {}
         self.refused: deque[Failure] = deque(maxlen=KEPT)
         self.topics: dict[str, TopicTimes] = {}
         self.held: dict[tuple[str, str], None] = {}
@@ -100,7 +106,19 @@ class Activity:
 
     def note_failure(self, of: str, key: str, attempt: int | None, error: str, retry_after: float | None) -> None:
         """Remember that a handler or a guarded function failed. Any thread may call it."""
-        self.failures.append(Failure(of, key, attempt, error, monotonic(), retry_after))
+        one = Failure(of, key, attempt, error, monotonic(), retry_after)
+        self.failures.append(one)
+        if retry_after is not None and (attempt or 0) >= OFTEN:
+            _keep(self.failing, (of, key), one)
+        else:
+            self.failing.pop((of, key), None)
+
+    def list_failures(self) -> list[Failure]:
+        """Return first the messages that fail often, then the other failures, of both the newest first."""
+        failing = tuple(self.failing.values())
+        known = {(one.of, one.key) for one in failing}
+        others = [one for one in self.failures.copy() if (one.of, one.key) not in known]
+        return [*reversed(failing), *reversed(others)][:KEPT]
 
     def note_refused(self, topic: str, key: str, error: str) -> None:
         """Remember that a trigger was refused. Any thread may call it."""
@@ -108,19 +126,19 @@ class Activity:
 
     def note_held(self, scope: str, key: str) -> None:
         """Remember that a key waits for a decision. Any thread may call it."""
-        _keep(self.held, (scope, key))
+        _keep(self.held, (scope, key), None)
 
     def note_outdated(self, topic: str, key: str, group: str) -> None:
         """Remember that a trigger with a version was dropped. Any thread may call it."""
-        _keep(self.outdated, (topic, key, group))
+        _keep(self.outdated, (topic, key, group), None)
 
     def times_of(self, topic: str) -> TopicTimes:
         """Return the durations of a topic."""
         return self.topics.setdefault(topic, TopicTimes())
 
 
-def _keep(newest: dict[T, None], one: T) -> None:
-    newest.pop(one, None)
-    newest[one] = None
+def _keep(newest: dict[K, V], key: K, value: V) -> None:
+    newest.pop(key, None)
+    newest[key] = value
     for old in tuple(newest)[:-KEPT]:
         newest.pop(old, None)

@@ -50,7 +50,7 @@ class Composer:
         (running, unlisted), (times, calls) = self._list_running(now), self._list_times()
         lists: dict[str, list[Any]] = {
             "running": running,
-            "failures": [self._pack_failure(one, now) for one in reversed(activity.failures.copy())],
+            "failures": [self._pack_failure(one, now) for one in activity.list_failures()],
             "topics": [cut_name(name) for runner in runners for name in runner.topics()],
             "times": times,
             "scopes": [cut_name(name) for name in tuple(self._context.scopes)],

@@ -103,7 +103,7 @@ class Process:
         times: Durations by topic.
         calls: Durations of calls of the store in the last ten minutes, by bucket.
         running: The oldest deliveries and guarded calls that run.
-        failures: The newest failures, the newest first.
+        failures: Messages that fail often, then other failures, of both the newest first.
         refused: The newest triggers that it refused, the newest first.
         held: The newest keys that it found held, as scope and key. They may be decided by now.
         outdated: The newest keys of which a trigger was dropped with a version: topic, key and group, "" for none.

@@ -249,6 +249,19 @@ async def test_a_guarded_call_is_reported_while_it_runs(gate: Gate, seen: Seen, 
     assert (failure.of, failure.key, failure.attempt, failure.error) == ("charge", "k", 1, "ValueError: k")
 
 
+def test_a_message_that_fails_often_is_reported_among_many_failures(gate: Gate, seen: Seen) -> None:
+    def fail(attempt: int, retry_after: float | None) -> list[str]:
+        gate.context.activity.note_failure("jobs", "poison", attempt, "KeyError: 'address'", retry_after)
+        for n in range(30):
+            gate.context.activity.note_failure("jobs", f"order-{n}", 1, "ConnectionError: closed", 1.0)
+        report(gate)
+        return [failure.key for failure in seen()[0].failures]
+
+    gate.topic("jobs").open()
+    assert (fail(2, 60.0)[0], fail(3, 60.0)[0]) == ("order-29", "poison")
+    assert "poison" not in fail(4, None)  # it is a dead letter
+
+
 def test_a_refused_trigger_is_reported(gate: Gate, seen: Seen) -> None:
     with pytest.raises(InvalidArgument):
         gate.topic("jobs").trigger("k", object())
