@@ -75,13 +75,18 @@ def alert_rules() -> str:
             "description": "start `idemgate metrics`, and look at the targets of Prometheus",
             "page": "docs/monitoring.md",
         },
+        pending=INTERVAL,  # a Prometheus that starts evaluates before its first scrape
     )
     return "\n".join(lines) + "\n"
 
 
-def _rule(name: str, expr: str, labels: dict[str, str], annotations: dict[str, str]) -> Iterator[str]:
+def _rule(
+    name: str, expr: str, labels: dict[str, str], annotations: dict[str, str], pending: str = ""
+) -> Iterator[str]:
     yield f"      - alert: {name}"
     yield f"        expr: {expr}"
+    if pending:
+        yield f"        for: {pending}"
     for title, texts in {"labels": labels, "annotations": annotations}.items():
         if texts:
             yield f"        {title}:"

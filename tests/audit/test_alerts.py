@@ -220,6 +220,8 @@ def test_each_finding_fires_its_alert_alone_within_30_s(promtool: str, tmp_path:
     ))}  # fmt: skip
     silent = scene("no exporter", None, {"IdemgateMetricsMissing": [missing]})
     tests.append(silent | {"input_series": []})
+    starts = {"eval_time": "0s", "alertname": "IdemgateMetricsMissing", "exp_alerts": []}
+    tests.append(silent | {"name": "Prometheus starts", "alert_rule_test": [starts]})
     (tmp_path / "alerts.yml").write_text(RULES)
     scenes = {"rule_files": ["alerts.yml"], "evaluation_interval": "10s", "tests": tests}
     (tmp_path / "test.yml").write_text(json.dumps(scenes))
