@@ -224,7 +224,7 @@ def test_only_gates_are_collected(gates: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def exporter(url: str, namespace: str, address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def exporter(url: str, namespace: str, address: str = "0") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command as a process, and the address that it prints."""
     line = [sys.executable, "-m", "idemgate", "metrics", "--url", url, "-n", namespace, "--listen", address]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
