@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from idemgate.audit.server import Seen
 from idemgate.core.clock import monotonic
@@ -59,21 +59,37 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _read_clocks(server: Server, wait: float) -> tuple[float | None, float]:
-    """Return how far the server's clock is ahead, and how much it gained during the wait.
+class _Clocks(NamedTuple):
+    """The clock of a server, and those of this process before it was asked and after it answered."""
 
-    The result is (None, 0.0) if the server may not be asked.
+    theirs: float
+    ours: tuple[float, float]
+    steady: tuple[float, float]
+
+
+def _read_clocks(server: Server, wait: float) -> tuple[float | None, float]:
+    """Return how far the server's clock is ahead at least, and how much it gained at least during the wait.
+
+    An answer may come late on a busy machine, so a difference that this explains is none. The result is (None, 0.0) if
+    the server may not be asked.
     """
     try:
-        before, ours = _time(server), time.time()
+        first = _ask_clock(server)
         time.sleep(wait)
-        after = _time(server)
+        second = _ask_clock(server)
     except ServerRejected:
         return None, 0.0
-    return before[0] - ours, (after[0] - before[0]) - (after[1] - before[1])
+    apart = _beyond(first.theirs, *first.ours)
+    passed = second.steady[0] - first.steady[1], second.steady[1] - first.steady[0]
+    return apart, _beyond(second.theirs - first.theirs, *passed)
 
 
-def _time(server: Server) -> tuple[float, float]:
-    """Return the server's clock, and a clock of this process that never jumps."""
+def _beyond(number: float, least: float, most: float) -> float:
+    """Return by how much a number is above or, negative, below a range; 0.0 within."""
+    return max(0.0, number - most) + min(0.0, number - least)
+
+
+def _ask_clock(server: Server) -> _Clocks:
+    ours, steady = time.time(), monotonic()
     seconds, micros = server.command("TIME")
-    return seconds + micros / 1_000_000, monotonic()
+    return _Clocks(seconds + micros / 1_000_000, (ours, time.time()), (steady, monotonic()))

@@ -60,24 +60,32 @@ def leave(namespace: str, clock: Clock | None, process: str) -> Call[None]:
 def list_ids(namespace: str, clock: Clock | None) -> Call[dict[str, datetime]]:
     """Build the call that returns the ids of processes, each with the time of its last report by the server's clock.
 
-    Some may have ended: they have no report any more.
+    The last report comes first. Some may have ended: they have no report any more.
     """
 
     def read(reply: list[Any]) -> dict[str, datetime]:
-        ids, times = map(text, reply[2::2]), (float(time) / 1000 for time in reply[3::2])
-        return {one: datetime.fromtimestamp(time, UTC) for one, time in zip(ids, times, strict=True)}
+        return {text(one): _moment(time) for one, time in zip(reply[2::2], reply[3::2], strict=True)}
 
     return call("presence/list", keys.presence(namespace), (stamp(clock), MAX_PROCESSES), read)
 
 
-def read_reports(namespace: str, clock: Clock | None, ids: list[str]) -> Call[list[bytes | None]]:
-    """Build the call that returns the reports of at most 100 processes; None for each that has none."""
+def _moment(ms: bytes) -> datetime:
+    return datetime.fromtimestamp(float(ms) / 1000, UTC)
 
-    def read(reply: list[Any]) -> list[bytes | None]:
-        return [bytes(report) or None for report in reply[2 : 2 + len(ids)]]
 
-    _, *reports = keys.presence(namespace, *ids)
-    return call("presence/read", tuple(reports), (stamp(clock),), read)
+def read_reports(namespace: str, clock: Clock | None, ids: list[str]) -> Call[list[tuple[datetime, bytes] | None]]:
+    """Build the call that returns the reports of at most 100 processes, each with its time by the server's clock.
+
+    It returns None for each process that has none.
+    """
+
+    def read(reply: list[Any]) -> list[tuple[datetime, bytes] | None]:
+        return [
+            (_moment(time), bytes(report)) if report else None
+            for report, time in zip(reply[2::2], reply[3::2], strict=True)
+        ]
+
+    return call("presence/read", keys.presence(namespace, *ids), (stamp(clock),), read)
 
 
 def read_processes(
@@ -99,7 +107,7 @@ def read_processes(
         for one, report in zip(part, reports, strict=True):
             if report is not None:
                 try:
-                    found[one] = decode_report(one, seen[one], report)
+                    found[one] = decode_report(one, *report)
                 except DecodeError:
                     damaged += 1
     return [found[one] for one in ids if one in found], damaged

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from idemgate.audit.server import Check, Seen, diagnose, durable, notifications
 from idemgate.cli import main
 from idemgate.cli.acl_rules import rule
 from idemgate.core import keys
+from idemgate.operate import servers as reading
 from idemgate.store.embedded.server import find_server
+from idemgate.store.nodes import Server
 from tests import cluster as servers
 from tests.for_each import for_each
 
@@ -480,3 +483,25 @@ def test_a_failed_snapshot_says_whether_writes_are_refused(setting: str, refused
 def test_a_version_is_read_however_it_ends(version: str, state: str) -> None:
     found = diagnose(Seen(FINE | {"redis_version": version}, {}, 0.0, 0.0, False, {}))
     assert {one.name: one.state for one in found}["server"] == state
+
+
+@pytest.mark.parametrize("delays", [(0.01, 9.0), (9.0, 0.01)])
+@pytest.mark.parametrize("moved", [0.0, 60.0, -60.0])
+def test_an_answer_that_comes_late_is_no_jump_of_a_clock(
+    monkeypatch: pytest.MonkeyPatch, delays: tuple[float, float], moved: float
+) -> None:
+    late, now, theirs = iter(delays), [1000.0], [0.0]
+
+    class Busy(Server):
+        def __init__(self) -> None: ...
+
+        def command(self, *_: str) -> Any:
+            answer = now[0] + theirs[0]
+            now[0] += next(late)
+            theirs[0] = moved  # between both answers
+            return int(answer), round(answer % 1 * 1_000_000)
+
+    monkeypatch.setattr(reading, "monotonic", lambda: now[0])
+    monkeypatch.setattr(reading, "time", SimpleNamespace(time=lambda: now[0], sleep=lambda _: None))
+    apart, jumped = reading._read_clocks(Busy(), 0.0)
+    assert (apart, jumped) == (0.0, pytest.approx(moved, abs=10 if moved else 0))

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 from weakref import ref
 
@@ -23,7 +24,8 @@ from idemgate.core import keys
 from idemgate.core.calls import run_plan
 from idemgate.errors import InvalidArgument
 from idemgate.presence import presence
-from idemgate.presence.calls import read_processes
+from idemgate.presence.calls import beat, read_processes
+from idemgate.presence.compose import Composer
 from idemgate.testing import Clock
 from tests.presence.conftest import Seen, presence_of, report
 from tests.waiting import wait_until
@@ -247,6 +249,21 @@ async def test_a_guarded_call_is_reported_while_it_runs(gate: Gate, seen: Seen, 
     assert ended.running == ()
     [failure] = ended.failures
     assert (failure.of, failure.key, failure.attempt, failure.error) == ("charge", "k", 1, "ValueError: k")
+
+
+def test_a_report_that_arrives_while_all_are_read_has_its_own_time(gate: Gate, namespace: str) -> None:
+    clock, link = Clock(), gate.context.link
+    report = Composer(gate.context).compose()
+    link.run(beat(namespace, clock, "0" * 32, report))
+
+    def run_all(batch: Any) -> Any:
+        answer = link.run_all(batch)
+        clock.advance("10s")
+        link.run(beat(namespace, clock, "0" * 32, report))
+        return answer
+
+    [found], _ = run_plan(read_processes(namespace, clock), run_all)
+    assert found.seen_at == clock.now() - timedelta(seconds=10)
 
 
 def test_a_message_that_fails_often_is_reported_among_many_failures(gate: Gate, seen: Seen) -> None:

@@ -201,7 +201,7 @@ def hot_group(live: Live, drawn: Random) -> Story:
 def server_out_of_memory(live: Live, drawn: Random) -> Story:
     used = live.redis.info("memory")["used_memory"]
     live.redis.config_set("maxmemory", round(used / drawn.uniform(0.96, 2)))
-    yield Found("memory", where=_server(live), also=("completion-lost", "store-unavailable"))
+    yield Found("memory", where=_server(live), also=("completion-lost", "store-unavailable", "poison-message"))
     yield Gone("memory", again=True)
 
 

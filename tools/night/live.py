@@ -150,10 +150,11 @@ class Live:
         self._processes[name].wait(30)
 
     def restart(self, *names: str, **options: Any) -> None:
-        """Restart processes one after the other."""
+        """Restart processes one after the other, each when the one before reports."""
         for name in names:
             self.stop(name)
             self.start(name, **options)
+            await_true(lambda: self.pid(name) in {one["pid"] for one in self.status()["snapshot"]["processes"]})  # noqa: B023
 
     def pid(self, name: str) -> int:
         return self._processes[name].pid
