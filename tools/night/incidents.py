@@ -21,6 +21,9 @@ TOPICS = ("charges", "mails", "totals", "renders")
 KEYS = ("order-7", "order 7", "o'brien", "größe 7", "$HOME", "a\\b", "-n", "--all", "x\x1b[31m", "tab\tkey")
 """Keys of which a seed takes one. A shell and a terminal read most of them otherwise."""
 
+DRAINING = ("topic-late", "group-blocked")
+"""What is found while messages that waited for long are handled."""
+
 
 @dataclass
 class Found:
@@ -112,7 +115,7 @@ def slow_consumer(live: Live, drawn: Random) -> Story:
     topic = drawn.choice(TOPICS)
     live.change(slow=[topic, None, drawn.uniform(10, 20)])
     says = ("as many as its concurrency of 4 allows",)
-    yield Found("topic-late", topic, says=says, after=limit_of("topic-late") + 1, also=("group-blocked",))
+    yield Found("topic-late", topic, says=says, after=limit_of("topic-late") + 1, also=DRAINING)
     live.change(slow=None)
     yield Gone("topic-late")
 
@@ -131,8 +134,10 @@ def renamed_handler(live: Live, drawn: Random) -> Story:
     """The producers still use the old name, or they use the new one and old messages are left."""
     topic = drawn.choice(TOPICS)
     if drawn.random() < 0.5:
-        live.restart(*WORKERS, renamed=topic)
-        yield Found("topic-unserved", topic, after=limit_of("topic-unserved"))
+        live.restart(WORKERS[0], renamed=topic)
+        live.stop(WORKERS[1])
+        live.start(WORKERS[1], renamed=topic)
+        yield Found("topic-unserved", topic, after=limit_of("topic-unserved"), also=DRAINING)
         live.restart(*WORKERS)
         yield Gone("topic-unserved")
     else:
@@ -150,7 +155,7 @@ def hanging_handlers_at_the_limit(live: Live, drawn: Random) -> Story:
     with live.gate() as gate:
         await_true(lambda: gate.topic(topic).stats().in_flight == 4)
     where, after = ("app.py:",), limit_of("handlers-hang") + 1
-    yield Found("handlers-hang", topic, None, None, where, after, also=("topic-late",), shows=where)
+    yield Found("handlers-hang", topic, None, None, where, after, also=DRAINING, shows=where)
     live.change(hangs=None)
     live.restart(*WORKERS)
     yield Gone("handlers-hang")
@@ -188,7 +193,9 @@ def hot_group(live: Live, drawn: Random) -> Story:
     group = drawn.choice(["tenant-3", "the big one", "a'b"])
     live.change(hot=group, slow=["renders", group, drawn.uniform(4, 8)])
     says = (repr(group),)
-    yield Found("group-blocked", "renders", says=says, after=limit_of("group-blocked") + 1, shows=(group,))
+    yield Found(
+        "group-blocked", "renders", says=says, after=limit_of("group-blocked") + 1, also=DRAINING, shows=(group,)
+    )
     live.change(hot=None, slow=None)
     live.restart(*WORKERS, *PRODUCERS, revision=4)  # with more at once for each group
     yield Gone("group-blocked")

@@ -50,7 +50,7 @@ class Failed(Exception):
 
 def await_true(check: Callable[[], Any]) -> Any:
     """Return what `check` returns once it is true. It looks seldom, because other systems share the machine."""
-    end = monotonic() + 60
+    end = monotonic() + 120
     while True:
         with suppress(OSError):  # a server that starts
             if found := check():
@@ -137,7 +137,7 @@ class Live:
 
     def _start(self, name: str, *words: str, **more: str) -> None:
         own = {"IDEMGATE_URL": self._url, "IDEMGATE_NAMESPACE": self._namespace}
-        own["NIGHT_WORLD"] = str(self._folder / "world")
+        own |= {"NIGHT_WORLD": str(self._folder / "world"), "PYTHONDONTWRITEBYTECODE": ""}
         with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 words, cwd=ROOT, env={**os.environ, **own, **more}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
