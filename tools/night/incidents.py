@@ -125,7 +125,7 @@ def forgotten_pause(live: Live, drawn: Random) -> Story:
     topic, after = drawn.choice(TOPICS), 1 if live.quick else drawn.uniform(1, 20)
     with live.gate(seconds_ago=limit_of("topic-paused") - after) as gate:
         gate.topic(topic).pause("the database is down")
-    yield Found("topic-paused", topic, says=("the database is down",), after=after)
+    yield Found("topic-paused", topic, says=("the database is down",), after=after, also=DRAINING)
     yield Gone("topic-paused")
 
 

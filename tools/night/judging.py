@@ -21,7 +21,7 @@ __all__ = ["WITHIN", "Result", "run"]
 
 WITHIN = 30.0
 """Seconds after the threshold of a finding in which `status` and an alert must show it."""
-GONE_WITHIN = 90.0
+GONE_WITHIN = 180.0
 """Seconds in which a finding must be gone: backlogs drain, leases end, and processes report."""
 EVERY = 0.5
 """Seconds between two looks."""
