@@ -17,8 +17,8 @@ A run asserts that
   show` tells what happened, when, and by whom;
 - a quiet time, a rolling deploy, and one `kill -9` of a worker show no finding and no alert.
 
-All thresholds are those of the catalogue, in real time, with two exceptions. The pause is written by a gate whose clock
-is behind, because its threshold is five minutes. A topic of a renamed handler is left with a message that is due in an
-hour. The producer with the fast clock gets another `time.time`, not another clock of its machine. A test of the usual
-line runs two kinds with a Prometheus whose intervals are a tenth.
+All thresholds are those of the catalogue, in real time, with one exception: the pause is written by a gate whose clock
+is behind, because its threshold is five minutes. The producer with the fast clock gets another `time.time`, not another
+clock of its machine. The tests run two kinds with a Prometheus whose intervals are a tenth. That an alert ends with its
+finding is not waited for here: promtool tries it (`tests/audit/test_alerts.py`).
 """
