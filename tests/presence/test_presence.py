@@ -178,7 +178,8 @@ def test_a_server_out_of_memory_takes_reports(gate: Gate, seen: Seen, raw: Any) 
 
 
 async def test_a_worker_reports_what_runs_and_what_failed(gate: Gate, seen: Seen) -> None:
-    blocking, awaiting, release = gate.topic("blocking"), gate.topic("awaiting", max_attempts=1), threading.Event()
+    blocking, awaiting = gate.topic("blocking", backoff="1h"), gate.topic("awaiting", max_attempts=1)
+    release = threading.Event()
     ending = asyncio.Event()
 
     @blocking.handler
