@@ -97,14 +97,14 @@ class Live:
             where = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(data))
             self._start("server", find_server().path, *where, *SOUND)
             wait_for(self.redis.ping)
+            self._start("exporter", *IDEMGATE, *self._words("metrics"), "--listen", str(self._exporter))
             for name in (*WORKERS, *PRODUCERS):
                 self.start(name)
-            self._start("exporter", *IDEMGATE, *self._words("metrics"), "--listen", str(self._exporter))
-            await_true(lambda: len(self.status()["snapshot"]["processes"]) == len(WORKERS) + len(PRODUCERS))
             await_true(lambda: socket.create_connection(("127.0.0.1", self._exporter)).close() is None)
             workers = [f"127.0.0.1:{port}" for port in self._probes.values()]
             config = configure(self._folder, f"127.0.0.1:{self._exporter}", workers, quick=self.quick)
             self._prometheus = stack.enter_context(prometheus(self._folder, config, self._monitor))
+            await_true(lambda: len(self.status()["snapshot"]["processes"]) == len(WORKERS) + len(PRODUCERS))
             await_true(lambda: has_scraped(self._prometheus) and not self.alerts())
             self._stack = stack.pop_all()
         return self
