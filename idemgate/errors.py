@@ -32,6 +32,7 @@ __all__ = [
     "NoCurrentExecution",
     "NoResult",
     "NotConfigured",
+    "NotDrained",
     "NotDurable",
     "OutcomeUnknown",
     "Overloaded",
@@ -256,6 +257,24 @@ class TopicInUse(IdemgateError):
         super().__init__(topic, why)
         self._text = f"topic {topic!r}: {why}"
         self.topic = topic
+
+
+class NotDrained(IdemgateError):
+    """`drain` found more work than its limit.
+
+    Attributes:
+        source: the topic or the subscriber.
+        limit: the limit.
+    """
+
+    def __init__(self, source: str, limit: int) -> None:
+        super().__init__(source, limit)
+        self._text = (
+            f"{source} had more than {limit} deliveries to drain. Does its handler trigger what it handles? If not, "
+            f"raise limit="
+        )
+        self.source = source
+        self.limit = limit
 
 
 # -- rejected claims --------------------------------------------------------------------------------------------------

@@ -161,6 +161,22 @@ class Gate:
         return self.context.namespace
 
     @property
+    def url(self) -> str | None:
+        """The URL of the store, for a client of your own, with its password. None if the gate was made from a client.
+
+        That of an embedded server is the URL of its socket. Reading it starts the server. Other processes can use it as
+        long as this one lives.
+
+        Raises:
+            NotConfigured: no store is configured, or no server program was found.
+        """
+        source: object = self.context.source
+        if source is None or isinstance(source, str):
+            return self.context.find_url()
+        url: str | None = self._options()["store"]
+        return url
+
+    @property
     def counters(self) -> Counters:
         """The counters of this process, by name: `gate.counters["once.done"]`."""
         return self.context.counters
@@ -729,7 +745,8 @@ class Gate:
             channel: the channel or pattern.
             pattern: True subscribes to all matching channels, "prices.*". None: False; a name like a pattern is
                 invalid.
-            concurrency: the most callbacks at once; 1 keeps the order.
+            concurrency: the most callbacks at once. 1 keeps the order in this process, but replicas do not wait for
+                each other: pass `version=` to a trigger, or read the state in the handler.
             backlog: the most waiting messages. Further ones are dropped and counted (`channel.dropped`).
 
         Returns:

@@ -23,6 +23,7 @@ from idemgate.topics.topic import AioTopic, Topic
 if TYPE_CHECKING:
     from idemgate.membership.member import Membership
     from idemgate.subscribers import Subscriber, Subscribers
+    from idemgate.worker.drain import Drained
     from idemgate.worker.worker import Worker
 
 __all__ = ["AioGate"]
@@ -135,6 +136,31 @@ class AioGate:
         from idemgate.subscribers import Subscribers
 
         return Subscribers(self._subscribers, grace, self.context)
+
+    async def drain(self, *, limit: int = 10_000) -> Drained:
+        """Run all handlers and subscribers until nothing is due, and return what ran. For tests; no worker is needed.
+
+        Everything runs as in a worker, with its retries, guards and dead letters, but one handler at a time. It never
+        waits: a message that is due later stays. Move the clock of the gate (`idemgate.testing.Clock`), and drain
+        again. `idemgate.testing.drain(gate)` blocks.
+
+        It sends the rows of outboxes (`inbox.relay`), reads the streams and lists of the gate, and enqueues recurring
+        triggers that are due next. It leaves out channels of Pub/Sub, which store nothing, the listener of expiring
+        keys, and subscribers without `drain_once`: `Drained.skipped` names them. An entry of a stream that failed
+        returns by the time of the server, which no clock moves. A topic that is paused, or whose downstream service is
+        away, keeps its messages.
+
+        Args:
+            limit: the most deliveries of a topic, or entries of a subscriber.
+
+        Raises:
+            NotDrained: a topic or a subscriber had more. Does its handler trigger the topic itself?
+            PolicyChanged: a stored policy differs.
+            StoreError: the store did not answer.
+        """
+        from idemgate.worker.drain import drain
+
+        return await drain(self.context, self._topics, self._subscribers, limit)
 
     async def close(self) -> None:
         """Wait for the running calls, then close the connections of this event loop.

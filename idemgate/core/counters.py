@@ -31,8 +31,8 @@ class Counters(Mapping[str, int]):
 
     def add_each(self, *names: str) -> None:
         """Increase each of the counters by 1."""
-        counts = self._counts
         with self._lock:
+            counts = self._counts
             for name in names:
                 counts[name] = counts.get(name, 0) + 1
 
@@ -54,6 +54,12 @@ class Counters(Mapping[str, int]):
     def keys(self) -> KeysView[str]:
         """Return the names of all counters that are not 0. It makes `dict(counters)` work."""
         return self.snapshot().keys()
+
+    def replace(self, counts: dict[str, int]) -> dict[str, int]:
+        """Set all counters, and return what they were."""
+        with self._lock:
+            before, self._counts = self._counts, counts
+            return before
 
     def snapshot(self) -> dict[str, int]:
         """Return a copy of all counters."""

@@ -71,7 +71,12 @@ class Dedup:
     @cached_property
     def _calls(self) -> DedupCalls:
         """The builder of the calls, made at the first call: `configure` may still change the namespace before."""
+        self._context.bound.add(self)
         return DedupCalls(self._context.namespace, self._context.clock, self.scope, self._retention)
+
+    def rebind(self) -> None:
+        """Forget the calls of the former namespace; see `Context.override`."""
+        self.__dict__.pop("_calls", None)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.scope!r}>"

@@ -35,11 +35,12 @@ class GuardContext:
         self.context = context
         self.options = options
         self.retry = retry
-        self.cache = DoneCache(cache_size, monotonic if context.clock is None else context.now) if cache_size else None
+        self.cache = DoneCache(cache_size, _clock_of(context)) if cache_size else None
         if self.cache is not None:
             context.caches.add(self.cache)
         self.local = LocalGuard()
         context.note_scope(options.scope, options.retention)
+        context.bound.add(self)
         self.warned_of_model = False
         self.end_timeouts = end_timeouts(context, options.lease)
 
@@ -48,6 +49,17 @@ class GuardContext:
         """The builder of the calls. It is built at the first call, since `configure` may still change the namespace."""
         register_scope(self.context, self.options.scope, self.options.retention)
         return Claims(self.context.namespace, self.context.clock, self.cache is None)
+
+    def rebind(self) -> None:
+        """Forget what belongs to the former store; see `Context.override`."""
+        self.__dict__.pop("claims", None)
+        self.local = LocalGuard()
+        if self.cache is not None:
+            self.cache.clear(_clock_of(self.context))
+
+
+def _clock_of(context: Context) -> Callable[[], float]:
+    return monotonic if context.clock is None else context.now
 
 
 class CacheEntry:
@@ -110,6 +122,12 @@ class DoneCache:
         """Remove a record that this process forgets or resolves. Call it before the decision and after it."""
         self.evictions += 1
         self._entries.pop(record, None)
+
+    def clear(self, now: Callable[[], float]) -> None:
+        """Remove all records, and use another clock."""
+        self.evictions += 1
+        self._now = now
+        self._entries.clear()
 
 
 def build_guard_context(context: Context, checked_options: OnceOptions, options: GuardOptions) -> GuardContext:

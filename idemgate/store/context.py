@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from idemgate.store.sync import SyncLink
 
 __all__ = [
-    "MAX_TRACE", "Cache", "Context", "HasContext", "Observer", "Runner", "Runners", "Running", "Step", "Tracer",
+    "MAX_TRACE", "Bound", "Cache", "Context", "HasContext", "Observer", "Runner", "Runners", "Running", "Step",
+    "Tracer",
 ]  # fmt: skip
 
 log = logging.getLogger("idemgate.worker")
@@ -110,6 +111,14 @@ class Runners:
                 "Declare it before the worker or the subscribers start, or start another one", *facts.values(),
                 extra={"declared": what, "declared_name": name},
             )  # fmt: skip
+
+
+class Bound(Protocol):
+    """An object that has built something from the store, the namespace or the clock of its context."""
+
+    def rebind(self) -> None:
+        """Build it again at the next use."""
+        ...
 
 
 class Observer(Protocol):
@@ -196,13 +205,15 @@ class Context:
     gate did lately. `lifespans` are the user's resources for its workers. `observer` is called when the gate is first
     used, and when it is closed. `redact` is the user's function for texts that reports and histories hold. `notes` are
     those of guarded keys that wait to be sent (`idemgate/guard/heartbeat.py`). `tracer` observes each step, for
-    distributed tracing.
+    distributed tracing. `bound` are the objects that `override` tells. `overridden` is true while a test overrides the
+    store.
     """
 
     observer: Observer | None = None
     redact: Redact | None = None
     notes: Notes | None = None
     tracer: Tracer | None = None
+    overridden = False
 
     def __init__(
         self,
@@ -213,28 +224,54 @@ class Context:
         durability: Durability | None,
         clock: Clock | None,
     ) -> None:
-        self.source = source
-        self.namespace = namespace
         self.timeout = timeout
         self.durability = durability
-        self.clock = clock
         self.codec = Codec(max_bytes)
         self.counters = Counters()
         self.runners = Runners(self.counters)
-        self.activity = Activity()
         self.lifespans = Lifespans()
         self.caches: WeakSet[Cache] = WeakSet()
+        self.bound: WeakSet[Bound] = WeakSet()
         self.default_scopes = DefaultScopes()
         self.scopes: dict[str, int] = {}
+        self._lock = lock_reset_at_fork(self, "_lock")
+        self._set_store(source, namespace, clock)
+        _contexts.add(self)
+
+    def _set_store(self, source: Endpoint | str | None, namespace: str, clock: Clock | None) -> None:
+        """Set the store, the namespace and the clock, and what belongs to them."""
+        self.source = source
+        self.namespace = namespace
+        self.clock = clock
+        self.activity = Activity()
         self.registered_scopes: dict[str, int] = {}
         self.heartbeat = HeartbeatThread(self._heartbeat_link, self.counters)
-        self._lock = lock_reset_at_fork(self, "_lock")
         # None: its next use calls the observer. The links themselves outlive a fork and a `close`.
         self._link: SyncLink | None = None
         self._aio_link: AsyncLink | None = None
         self._opened_link: SyncLink | None = None
         self._opened_aio_link: AsyncLink | None = None
-        _contexts.add(self)
+        self.__dict__.pop("endpoint", None)
+
+    @contextmanager
+    def override(self, source: Endpoint | str | None, namespace: str, clock: Clock | None) -> Generator[None]:
+        """Use another store, namespace and clock while the block runs, without reports, and count from 0. For tests."""
+        before, counted = self.__dict__.copy(), self.counters.replace({})
+        self._set_store(source, namespace, clock)
+        self.observer, self.notes, self.overridden = None, None, True
+        self._rebind()
+        try:
+            yield
+        finally:
+            self.close()
+            self.__dict__.pop("endpoint", None)
+            self.__dict__.update({"observer": None, "notes": None, "overridden": False} | before)
+            self.counters.replace(counted)
+            self._rebind()
+
+    def _rebind(self) -> None:
+        for one in tuple(self.bound):
+            one.rebind()
 
     def __reduce__(self) -> NoReturn:
         from pickle import PicklingError
@@ -280,6 +317,18 @@ class Context:
         return endpoint
 
     def _find_endpoint(self) -> Endpoint:
+        if self.source is not None and not isinstance(self.source, str):
+            return self.source
+        from idemgate.store.url import endpoint_from_url
+
+        return endpoint_from_url(self.find_url())
+
+    def find_url(self) -> str:
+        """Return the URL of a store that is named by one: of an embedded server, that of its socket.
+
+        Raises:
+            NotConfigured: no store is configured.
+        """
         source = self.source if self.source is not None else os.environ.get("IDEMGATE_URL")
         if source is None or source == "":
             raise NotConfigured(
@@ -287,15 +336,12 @@ class Context:
                 "or call idemgate.configure(...) for the default gate; or pass a redis-py client; "
                 "or Gate('embedded://') for a server of this process"
             )
-        if not isinstance(source, str):
+        assert isinstance(source, str), "an endpoint has no URL"
+        if not source.startswith("embedded:"):
             return source
-        if source.startswith("embedded:"):
-            from idemgate.store.embedded.server import shared_server
+        from idemgate.store.embedded.server import shared_server
 
-            source = shared_server(source).url
-        from idemgate.store.url import endpoint_from_url
-
-        return endpoint_from_url(source)
+        return shared_server(source).url
 
     @property
     def batch_size(self) -> int:

@@ -86,6 +86,10 @@ class ListQueue:
         """
         await _ListReader(self, stop).run(grace, ready)
 
+    async def drain_once(self) -> int:
+        """Process the entries that are there now, and return how many these were; for `AioGate.drain`."""
+        return await _ListReader(self, asyncio.Event()).run_once()
+
 
 class _ListReader(EntryReader[TakenEntry]):
     """One run of a list's subscriber."""
@@ -110,6 +114,9 @@ class _ListReader(EntryReader[TakenEntry]):
         taken_any, next_ms = await self._take_entries()
         if not taken_any:
             await self._wait_for_entry(self._block_ms() if next_ms is None else min(self._block_ms(), next_ms))
+
+    async def _take_waiting(self) -> None:
+        """Nothing is left to do: `_open` took them."""
 
     async def _take_entries(self) -> tuple[bool, int | None]:
         reply = await self._link.run(self._calls.take(self._room()))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -90,15 +90,33 @@ class EntryReader(ABC, Generic[H]):
         self._acknowledgeable: list[bytes] = []
         self._to_ack = asyncio.Event()
         self._reads_at = self._read_from = 0.0
+        self._taken = 0
 
     async def run(self, grace: float, ready: Callable[[], None] | None) -> None:
-        acking = asyncio.create_task(self._ack())
-        try:
+        async with self._running(grace):
             with suppress(StoreUnavailable):  # then it begins when the store is back
                 await self._open()
             if ready is not None:
                 ready()
             await self._read()
+
+    async def run_once(self) -> int:
+        """Take what is there, run the callbacks one after the other, and settle. Return the number of entries."""
+        self._executor = BoundedExecutor[H](self._handle, 1)
+        self._read_from = monotonic()
+        async with self._running(0):
+            await self._open()
+            await self._take_waiting()
+            while self._in_flight:
+                self._freed.clear()
+                await self._freed.wait()
+        return self._taken
+
+    @asynccontextmanager
+    async def _running(self, grace: float) -> AsyncGenerator[None]:
+        acking = asyncio.create_task(self._ack())
+        try:
+            yield
         finally:
             acking.cancel()
             try:
@@ -117,6 +135,10 @@ class EntryReader(ABC, Generic[H]):
     @abstractmethod
     async def _read_once(self) -> None:
         """Take entries, or wait for at most the time of `_block_ms`. There is room for one at least."""
+
+    @abstractmethod
+    async def _take_waiting(self) -> None:
+        """Take the entries that are there, without waiting for one."""
 
     @abstractmethod
     async def _acknowledge_entries(self, ids: Sequence[bytes]) -> None:
@@ -179,6 +201,7 @@ class EntryReader(ABC, Generic[H]):
         await wait_within(self._freed, self._block_ms() / 1000)
 
     def _take(self, taken: Sequence[H]) -> None:
+        self._taken += len(taken)
         if taken and self._renewal is None:
             self._renewal = HeldRenewal(self._lease, self, expires=False)
             self._options.context.heartbeat.add(self._renewal)

@@ -98,6 +98,10 @@ class Stream:
         """
         await _StreamReader(self, stop).run(grace, ready)
 
+    async def drain_once(self) -> int:
+        """Process the entries that are there now, and return how many these were; for `AioGate.drain`."""
+        return await _StreamReader(self, asyncio.Event()).run_once()
+
 
 class _StreamReader(EntryReader[PendingEntry]):
     """One run of a stream's subscriber."""
@@ -134,8 +138,15 @@ class _StreamReader(EntryReader[PendingEntry]):
         if monotonic() >= self._reclaim_at:
             self._reclaim_at = monotonic() + min(1.0, self._options.reclaim_ms / 3000)
             await self._reclaim()
+        await self._take_new(self._block_ms())
+
+    async def _take_waiting(self) -> None:
+        await self._reclaim()
+        await self._take_new(None)
+
+    async def _take_new(self, block_ms: int | None) -> None:
         if (room := self._room()) > 0:  # after the reclaim
-            taken = await self._group.read(room, self._block_ms())
+            taken = await self._group.read(room, block_ms)
             self._count("read", len(taken))
             if taken and self._stream.start == "$":
                 self._recreate_from = taken[-1].entry.id

@@ -84,12 +84,12 @@ class Group:
             return False
         return True
 
-    async def read(self, count: int, block_ms: int) -> list[PendingEntry]:
-        """Read at most `count` new entries; wait up to `block_ms` for the first."""
+    async def read(self, count: int, block_ms: int | None) -> list[PendingEntry]:
+        """Read at most `count` new entries; wait up to `block_ms` for the first. None: do not wait."""
+        block = () if block_ms is None else ("BLOCK", block_ms)
         reply = await self._link.blocking(
-            "XREADGROUP", "GROUP", self.group, self.consumer, "COUNT", count, "BLOCK", block_ms,
-            "STREAMS", self.stream, ">",
-            within=block_ms / 1000 + self._link.seconds,
+            "XREADGROUP", "GROUP", self.group, self.consumer, "COUNT", count, *block, "STREAMS", self.stream, ">",
+            within=(block_ms or 0) / 1000 + self._link.seconds,
         )  # fmt: skip
         return [PendingEntry(self.stream, number, raw, 1) for number, raw in reply[0][1]] if reply else []
 

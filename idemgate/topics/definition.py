@@ -96,8 +96,16 @@ class TopicDefinition:
         self.check: CheckPayload | None = None
         self.unregister: Callable[[], object] = lambda: None  # removes it from its gate
         self._said: Policy = declared  # as the program declared it; `declared` may be an adopted one
+        self._said_plain = plain
         self._refused = False
         self._adopted = 0
+        self._full: dict[str, float] = {}
+        context.bound.add(self)
+
+    def rebind(self) -> None:
+        """Open the topic again at its next use, with the policy that the program declared; see `Context.override`."""
+        self.declared, self.plain, self.calls = self._said, self._said_plain, None
+        self._refused, self._adopted = False, 0
 
     def declare(self, declared: Policy, plain: bool) -> None:
         """Declare the topic again: with the same policy, or with a new one and a higher revision. Raises PolicyChanged.
@@ -107,13 +115,14 @@ class TopicDefinition:
         """
         if self._refused:
             self.declared, self.plain, self._said, self._refused = declared, plain, declared, False
+            self._said_plain = plain
             return
         if plain:
             return
         if self.plain or declared.revision > self._said.revision:
             same_slots = not self.plain and declared.slots == self._said.slots  # the stored number may be another one
             self.declared = replace(declared, slots=self.declared.slots) if same_slots else declared
-            self.plain, self._said, self.calls = False, declared, None
+            self.plain, self._said_plain, self._said, self.calls = False, False, declared, None
         elif declared.revision < self._said.revision:
             self._note_adopted(self._said.revision, declared.revision)
         elif declared.pack_stored() != self._said.pack_stored():

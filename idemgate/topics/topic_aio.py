@@ -374,8 +374,14 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         loop = asyncio.get_running_loop()
         coalescer = self._coalescers.get(loop)
         if coalescer is None:
-            coalescer = self._coalescers[loop] = _TriggerCoalescer(self.definition.context.aio_link)
+            context = self.definition.context
+            coalescer = self._coalescers[loop] = _TriggerCoalescer(context.aio_link)
+            context.bound.add(self)
         return coalescer
+
+    def rebind(self) -> None:
+        """Forget the coalescers, which have a link to the former store; see `Context.override`."""
+        self._coalescers.clear()
 
 
 _Waiting = tuple[PackedTrigger, "asyncio.Future[Receipt]"]

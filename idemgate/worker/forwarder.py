@@ -35,8 +35,11 @@ class Forwarder:
         """Return the seconds until a slot has work, at most one poll interval; 0 if one has work now."""
         return self.poller.pause()
 
-    async def run_once(self) -> None:
+    async def run_once(self) -> int:
         """Forward at most 100 messages of each due slot, and trim the streams from time to time.
+
+        Returns:
+            The number of messages that it forwarded.
 
         Raises:
             StoreError: A slot failed. The other slots were still processed.
@@ -44,10 +47,11 @@ class Forwarder:
         await self.poller.refresh_layout()
         calls = self.poller.calls
         sends = (self._forward_slot(calls, slot) for slot in self.poller.due_slots(calls))
-        errors = await asyncio.gather(*sends, self._trim(), return_exceptions=True)
-        for error in errors:
-            if error is not None:
-                raise error
+        ends = await asyncio.gather(*sends, self._trim(), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+        return sum(sent for sent in ends if isinstance(sent, int))
 
     async def _trim(self) -> None:
         """Remove what every consumer group has acknowledged."""
@@ -69,7 +73,7 @@ class Forwarder:
             removed += await run_plan_async(plan_trim(stream), lambda words: command(*words))
         return removed
 
-    async def _forward_slot(self, calls: TopicCalls, slot: int) -> None:
+    async def _forward_slot(self, calls: TopicCalls, slot: int) -> int:
         counters = self.poller.context.counters
         reply: Forwarded = await self.poller.execute(slot, calls.forward(slot, self._target, MAX_ENTRIES))
         counters.add("worker.forwarded", reply.sent)
@@ -78,3 +82,4 @@ class Forwarder:
             swept = await self.poller.execute(slot, calls.take(slot, 0))
             counters.add("worker.lapsed", swept.lapsed)
             log.warning("worker.lapsed", extra={"topic": self.topic.name, "count": swept.lapsed})
+        return reply.sent

@@ -146,14 +146,22 @@ class DeliveryLoop:
     async def settle_until_drained(self) -> None:
         """Settle ended deliveries: at once if no settlement is under way, else once a whole batch is ready."""
         while not self._drained or self._ended or self._settlements:
-            await self._to_settle.wait()
-            self._to_settle.clear()
-            for task in [task for task in self._settlements if task.done()]:
-                self._settlements.discard(task)
-                self._places.freed.set()
-                task.result()
-            if not self._settlements or len(self._ended) >= MAX_SETTLED:
-                self._start_settlements()
+            await self._settle_ready()
+
+    async def settle_all(self) -> None:
+        """Settle until the worker holds no delivery, also none that the settlements brought."""
+        while not self._places.is_empty or self._ended or self._settlements:
+            await self._settle_ready()
+
+    async def _settle_ready(self) -> None:
+        await self._to_settle.wait()
+        self._to_settle.clear()
+        for task in [task for task in self._settlements if task.done()]:
+            self._settlements.discard(task)
+            self._places.freed.set()
+            task.result()
+        if not self._settlements or len(self._ended) >= MAX_SETTLED:
+            self._start_settlements()
 
     def _start_settlements(self) -> None:
         by_consumer: defaultdict[TopicConsumer, list[FinishedDelivery]] = defaultdict(list)

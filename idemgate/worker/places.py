@@ -66,6 +66,11 @@ class Places:
     # -- fetching -----------------------------------------------------------------------------------------------------
 
     @property
+    def is_empty(self) -> bool:
+        """True if no delivery waits or runs."""
+        return not self._held
+
+    @property
     def room(self) -> int:
         """The number of deliveries that the worker may fetch now."""
         return self._concurrency + self.prefetch - self._held - self._requested

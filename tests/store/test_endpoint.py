@@ -356,3 +356,22 @@ def test_an_endpoint_is_a_value() -> None:
         != endpoint_from_url("redis://cache/2")
     )
     assert isinstance(endpoint_from_url("redis://cache"), Endpoint)
+
+
+# -- the URL of a gate ------------------------------------------------------------------------------------------------
+
+
+def test_a_gate_says_where_its_store_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Gate("embedded://") as gate, redis.Redis.from_url(str(gate.url)) as client:
+        assert gate.first("a", "1m", scope="url")
+        assert sum("url" in key.decode() for key in client.scan_iter()) == 1
+        client.flushdb()
+    secret = "redis://ann:secret@localhost:1/3"
+    assert Gate(secret).url == secret
+    with redis.Redis.from_url(url) as client:
+        assert Gate(client).url is None
+    monkeypatch.setenv("IDEMGATE_URL", secret)
+    assert Gate().url == secret
+    monkeypatch.delenv("IDEMGATE_URL")
+    with pytest.raises(NotConfigured, match="no store is configured"):
+        _ = Gate().url

@@ -114,6 +114,10 @@ class Relay:
         async with self._connect(self._statements.channel) as connection:
             return await self._send_batch(connection, self._topics())
 
+    async def drain_once(self) -> int:
+        """Send a batch of rows; see `relay_once`. `gate.aio.drain` calls it."""
+        return await self.relay_once()
+
     def _topics(self) -> list[str]:
         """Return the topics that can be opened, with their namespace."""
         now = monotonic()

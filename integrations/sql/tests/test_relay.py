@@ -13,7 +13,7 @@ from idemgate_sql import psycopg_relay
 from psycopg import OperationalError
 
 from idemgate import Gate, Trigger
-from idemgate.testing import Clock
+from idemgate.testing import Clock, Drained, Ran
 from integrations.sql.tests.flavours import Flavour, on_postgresql
 from integrations.sql.tests.killed_relay import replace_execute
 from integrations.sql.tests.test_outbox import _await, eventually, running, send, transaction
@@ -405,3 +405,30 @@ async def test_a_schema_with_a_long_name(gate: Gate, flavour: Flavour) -> None:
     async with running(inbox.relay(gate, poll=poll)):
         await send(inbox, topic, ("k", 1))
         await eventually(lambda: gate.counters["sql.relayed"] == 1)
+
+
+# Tests of programs
+
+
+async def test_a_drain_sends_what_was_committed_and_delivers_it_once(gate: Gate, inbox: Any) -> None:
+    # Given a handler that writes a row itself
+    topic, mails = gate.topic("images", merge="count"), gate.topic("mails")
+    delivered: list[tuple[str, str]] = []
+
+    @topic.handler
+    async def render(delivery: Any) -> None:
+        delivered.append((delivery.topic, delivery.key))
+        await send(inbox, mails, (delivery.key, "rendered"))
+
+    mails.handler(lambda delivery: delivered.append((delivery.topic, delivery.key)))
+    relay = inbox.relay(gate)
+    gate.add_subscriber(relay)
+    await send(inbox, topic, ("a", None), ("b", None))
+    # When the gate is drained, without a worker and a relay that runs
+    ran = await gate.aio.drain()
+    # Then each row arrived once, also those that the handler wrote
+    assert sorted(delivered) == [("images", "a"), ("images", "b"), ("mails", "a"), ("mails", "b")]
+    assert (ran.delivered, ran.subscribers, ran.errors) == (4, {repr(relay): 4}, [])
+    assert await gate.aio.drain() == Drained(
+        topics={"images": Ran(), "mails": Ran()}, subscribers={repr(relay): 0}, skipped=()
+    )

@@ -1,0 +1,243 @@
+"""Drain of a gate, for tests: run everything that is due now, then return.
+
+It takes, runs and settles with the parts of a worker: `TopicConsumer` and `DeliveryLoop`. It leaves out the waiting:
+there are no hints, no polls and no pauses. It looks at each slot until a look at all of them finds nothing due. One
+handler runs at a time, so each run has the same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from idemgate.core.validation import check_int
+from idemgate.core.waits import finish_despite_cancel
+from idemgate.errors import NotDrained
+from idemgate.store.context import Context
+from idemgate.topics.deliveries import Settlement
+from idemgate.topics.messages import Taken
+from idemgate.topics.topic import Topic
+from idemgate.worker.consumer import InFlight, TopicConsumer
+from idemgate.worker.cron import CronScheduler
+from idemgate.worker.dispatcher import Ended
+from idemgate.worker.forwarder import Forwarder
+from idemgate.worker.loop import DeliveryLoop
+from idemgate.worker.places import Places
+from idemgate.worker.poller import Poller
+
+__all__ = ["LIMIT", "Drainable", "Drained", "Ran", "drain"]
+
+LIMIT = 10_000
+CLEANUP_SECONDS = 1.0
+"""Seconds for handlers to end that an error or a cancellation of the drain interrupts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What became of the deliveries of a topic.
+
+    Attributes:
+        delivered: Deliveries that were acknowledged, also duplicates of a guard, and messages that were forwarded.
+        retried: Deliveries that were not: they are due again later, or were again meanwhile.
+        dead: Deliveries whose message became a dead letter.
+    """
+
+    delivered: int = 0
+    retried: int = 0
+    dead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drained(Ran):
+    """What a drain ran: the sums over all topics, and the parts.
+
+    Attributes:
+        topics: The parts by the name of the topic, of each topic that has a handler or is forwarded.
+        subscribers: Entries of streams and lists, and rows of outboxes, by the `repr` of their subscriber.
+        skipped: The `repr` of each subscriber that was not drained, such as one of a Pub/Sub channel.
+        errors: What handlers of topics raised, in order. It does not count in a comparison.
+    """
+
+    topics: Mapping[str, Ran] = field(default_factory=dict[str, Ran])
+    subscribers: Mapping[str, int] = field(default_factory=dict[str, int])
+    skipped: tuple[str, ...] = ()
+    errors: Sequence[BaseException] = field(default=(), compare=False)
+
+
+@runtime_checkable
+class Drainable(Protocol):
+    """A subscriber that can be drained. One of your own may have this method, too."""
+
+    async def drain_once(self) -> int:
+        """Process what is there now, or a batch of it, and settle it. Do not wait for more.
+
+        Returns:
+            The number of entries; 0 if there were none.
+        """
+        ...
+
+
+async def drain(context: Context, topics: Mapping[str, Topic], subscribers: Sequence[object], limit: int) -> Drained:
+    """Run all that is due; see `AioGate.drain`."""
+    made = _Drain(topics, subscribers, check_int("limit", limit))
+    async with context.lifespans.hold():
+        try:
+            await made.open()
+            while await made.run_pass():
+                pass
+        finally:
+            await finish_despite_cancel(made.close())
+    return made.result()
+
+
+class _Drain:
+    """One drain of a gate."""
+
+    def __init__(self, topics: Mapping[str, Topic], subscribers: Sequence[object], limit: int) -> None:
+        self._stop = asyncio.Event()
+        self._loop = _Loop(self._stop)
+        self._limit = limit
+        self._pollers = {name: Poller(topic) for name, topic in topics.items() if topic.definition.has_consumer}
+        self._consumers: list[_Consumer] = []
+        self._forwarders: list[Forwarder] = []
+        self._schedulers: list[CronScheduler] = []
+        self._subscribers = [one for one in subscribers if isinstance(one, Drainable)]
+        self._skipped = tuple(repr(one) for one in subscribers if not isinstance(one, Drainable))
+        self._processed = Counter[str]()
+
+    async def open(self) -> None:
+        """Check the policies, and build what serves the topics."""
+        for poller in self._pollers.values():
+            await poller.open()
+            definition = poller.topic.definition
+            if definition.forward is None:
+                consumer = _Consumer(poller, self._limit)
+                self._consumers.append(consumer)
+                self._loop.dispatcher.add(consumer)
+            else:
+                self._forwarders.append(Forwarder(poller, definition.forward))
+            if definition.recurring:
+                self._schedulers.append(CronScheduler(poller))
+
+    async def run_pass(self) -> bool:
+        """Run what is due, each source in turn. Return False if there was nothing."""
+        before = self._count()
+        for subscriber in self._subscribers:
+            while n := await subscriber.drain_once():
+                self._add(repr(subscriber), n)
+        for scheduler in self._schedulers:
+            if scheduler.pause() <= 0:
+                await scheduler.run_once()
+        for forwarder in self._forwarders:
+            poller = forwarder.poller
+            poller.mark_all_due()
+            while poller.due_slots(poller.calls):
+                self._add(f"topic {poller.topic.name!r}", await forwarder.run_once())
+        for consumer in self._consumers:
+            await self._run_topic(consumer)
+        return self._count() > before
+
+    def _count(self) -> int:
+        return self._processed.total() + sum(consumer.taken for consumer in self._consumers)
+
+    def _add(self, source: str, n: int) -> None:
+        self._processed[source] += n
+        if self._processed[source] > self._limit:
+            raise NotDrained(source, self._limit)
+
+    async def _run_topic(self, consumer: _Consumer) -> None:
+        """Run what is due of a topic, one delivery after the other."""
+        consumer.poller.mark_all_due()
+        taken = -1
+        while consumer.taken > taken:
+            taken = consumer.taken
+            await self._loop.fetch(consumer)
+            await self._loop.settle_all()
+            if consumer.taken > self._limit:
+                raise NotDrained(f"topic {consumer.topic.name!r}", self._limit)
+
+    async def close(self) -> None:
+        """Stop. What an error or a cancellation interrupted is returned; threads are left to their leases."""
+        self._stop.set()
+        dispatcher = self._loop.dispatcher
+        self._loop.return_unstarted()
+        self._loop.drop(dispatcher.cancel_running())
+        if dispatcher.tasks:
+            await asyncio.wait(dispatcher.tasks, timeout=CLEANUP_SECONDS)
+            self._loop.drop(dispatcher.abandon_running())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLEANUP_SECONDS):
+                await self._loop.settle_all()
+        dispatcher.close()
+        for consumer in self._consumers:
+            consumer.close()
+        for poller in self._pollers.values():
+            await poller.close()
+
+    def result(self) -> Drained:
+        """Return what ran."""
+        topics = dict(self._results())
+        delivered, retried, dead = (
+            sum(getattr(one, name) for one in topics.values()) for name in ("delivered", "retried", "dead")
+        )
+        entries = {repr(one): self._processed[repr(one)] for one in self._subscribers}
+        return Drained(
+            delivered, retried, dead, topics=topics, subscribers=entries, skipped=self._skipped,
+            errors=self._loop.errors,
+        )  # fmt: skip
+
+    def _results(self) -> Iterator[tuple[str, Ran]]:
+        for consumer in self._consumers:
+            yield consumer.topic.name, consumer.result()
+        for forwarder in self._forwarders:
+            name = forwarder.topic.name
+            yield name, Ran(self._processed[f"topic {name!r}"])
+
+
+class _Loop(DeliveryLoop):
+    """A loop that keeps what handlers raised."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self.errors: list[BaseException] = []
+        super().__init__(Places(1, prefetch=0), 1, stop, lambda: None)
+
+    def _on_ended(self, ended: Sequence[Ended]) -> None:
+        self.errors += [verdict.error for _, verdict in ended if verdict is not None and verdict.error is not None]
+        super()._on_ended(ended)
+
+
+class _Consumer(TopicConsumer):
+    """A consumer that counts what it takes, and what becomes of it. It takes one more than the limit at most."""
+
+    def __init__(self, poller: Poller, limit: int) -> None:
+        self.taken = 0
+        self._most = limit + 1
+        self._misfired = 0
+        self._ends = Counter[tuple[str, str]]()
+        super().__init__(poller)
+
+    def room(self, free: int) -> int:
+        return min(super().room(free), self._most - self.taken)
+
+    def _accept(self, taken: Taken, until: float) -> list[InFlight]:
+        self.taken += len(taken.deliveries)
+        return super()._accept(taken, until)
+
+    async def _mark_misfired(self, taken: list[InFlight]) -> list[InFlight]:
+        marked = await super()._mark_misfired(taken)
+        self._misfired += sum(entry.misfired for entry in marked)
+        return marked
+
+    def _count_outcomes(self, settlements: list[Settlement], outcomes: list[str]) -> None:
+        super()._count_outcomes(settlements, outcomes)
+        self._ends.update(zip((one.verb for one in settlements), outcomes, strict=True))
+
+    def result(self) -> Ran:
+        """Return what became of the deliveries."""
+        ends = self._ends
+        dead = sum(n for (_, outcome), n in ends.items() if outcome == "dead")
+        return Ran(ends["ack", "ok"] - self._misfired, ends["nack", "ok"] + ends["defer", "ok"], dead)
