@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn, cast
 
-from idemgate.cli import acl, demo, doctor, metrics, run, server, status, ui, verbs
+from idemgate.cli import acl, demo, doctor, metrics, once, run, server, status, ui, verbs
 from idemgate.core.text import one_line
 from idemgate.errors import IdemgateError, InvalidArgument, NotConfigured
 
@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; None means those of the process.
     """
-    options = command_line().parse_args(argv)
+    argv, command = once.split_command(sys.argv[1:] if argv is None else list(argv))
+    options = command_line().parse_args(argv, argparse.Namespace(argv=command))
     try:
         return int(options.command(options))
     except KeyboardInterrupt:
@@ -62,7 +63,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"idemgate {version('idemgate-redis')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (status, metrics, verbs, ui, acl, demo, doctor, run, server):
+    for command in (status, metrics, verbs, ui, acl, demo, doctor, once, run, server):
         command.add_to(commands)
     return parser
 

@@ -63,6 +63,7 @@ __all__ = [
     "process_names",
     "raw",
     "record",
+    "record_prefix",
     "row_name",
     "scope_history",
     "scopes",
@@ -237,14 +238,15 @@ def _escape_scope(scope: str) -> bytes:
 
 
 @lru_cache(4096)
-def _record_prefix(namespace: str, scope: str) -> bytes:
+def record_prefix(namespace: str, scope: str) -> bytes:
+    """Return the begin of the keys of all records of a scope. The escaped key and "}" follow."""
     return b"ig2:{%s:once:%s:" % (namespace.encode(), _escape_scope(scope))
 
 
 def record(namespace: str, scope: str, key: Key) -> bytes:
     """Return the key of the record of one idempotency key."""
     plain = type(key) is str and _PLAIN_TEXT.fullmatch(key)
-    return _record_prefix(namespace, scope) + (key.encode() if plain else _escape(raw(key))) + b"}"  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue]
+    return record_prefix(namespace, scope) + (key.encode() if plain else _escape(raw(key))) + b"}"  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def row_name(namespace: str, scope: str, key: Key) -> tuple[str, str]:

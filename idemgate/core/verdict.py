@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from idemgate.core.durations import milliseconds
 from idemgate.core.text import one_line
@@ -74,7 +74,7 @@ class Verdict(NamedTuple, Generic[R]):
 
     outcome: Outcome
     value: R | None = None
-    error: BaseException | None = None
+    error: Exception | None = None
     retry_after: float | None = None
     attempt: int = 0
     token: int = 0
@@ -110,6 +110,8 @@ def verdict_of(error: BaseException | None) -> Verdict[Any]:
     """
     if error is None:
         return HANDLED
+    if not isinstance(error, Exception):  # such as a cancellation, of which workers and subscribers get a verdict
+        return Verdict("failed", None, cast("Exception", error))
     if isinstance(error, _DUPLICATE):
         value = error.result if isinstance(error, AlreadyDone) else None
         return Verdict("duplicate", value, error, replayed=value is not None)

@@ -42,7 +42,7 @@ def _judge_failure(request: Request, error: BaseException, end: End | None, atte
         outcome, retry_after = "rejected", None  # each later attempt gets the stored failure
     elif end is not None and end.kind == KEEP and retry_after is None:
         retry_after = request.options.lease / 1000  # the claim blocks the key until its lease ends
-    return Verdict(outcome, verdict.value, error, retry_after, attempt, token, False, True)
+    return Verdict(outcome, verdict.value, verdict.error, retry_after, attempt, token, False, True)
 
 
 def judge_unguarded(value: Any, error: BaseException | None = None) -> Verdict[Any]:

@@ -6,6 +6,7 @@ from idemgate.operate.acts import list_acts
 from idemgate.operate.dead import DEAD_VERBS
 from idemgate.operate.held import HELD_VERBS
 from idemgate.operate.keys import KEY_VERBS
+from idemgate.operate.scopes import SCOPE_VERBS
 from idemgate.operate.topics import GROUP_VERBS, TOPIC_VERBS
 from idemgate.operate.verb import Parameter, Verb
 from idemgate.operate.workers import WORKER_VERBS
@@ -14,6 +15,7 @@ __all__ = ["NOUNS", "VERBS"]
 
 NOUNS = {
     "key": "guarded keys: show, forget, resolve, cancel",
+    "scope": "scopes of guarded keys: move",
     "topic": "topics and their messages",
     "group": "groups whose messages wait",
     "dead": "dead letters: list, export, import, redrive, delete",
@@ -26,6 +28,7 @@ NOUNS = {
 
 VERBS: tuple[Verb, ...] = (
     *KEY_VERBS,
+    *SCOPE_VERBS,
     *TOPIC_VERBS,
     *GROUP_VERBS,
     *DEAD_VERBS,

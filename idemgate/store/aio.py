@@ -20,7 +20,7 @@ from idemgate.store.cluster.aio import AsyncCluster
 from idemgate.store.connection_aio import AsyncConnection, SingleServer, raise_if_error
 from idemgate.store.durability import Durability
 from idemgate.store.endpoint import Endpoint
-from idemgate.store.pubsub import Subscription
+from idemgate.store.pubsub import Losses, Subscription
 from idemgate.store.replication import DurabilityCheck, make_durability_check
 from idemgate.store.resp import encode_call, key_of, pack_command
 from idemgate.store.retry import (
@@ -44,7 +44,8 @@ class _LoopState:
     """The state of one event loop: its access to the store, its subscription, and its pending calls."""
 
     __slots__ = (
-        "at_end", "closing", "loading", "loop", "reconnecting", "store", "subscription", "subscriptions", "tasks"
+        "at_end", "closing", "loading", "loop", "losses", "reconnecting", "store", "subscription", "subscriptions",
+        "tasks",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float) -> None:
@@ -54,7 +55,8 @@ class _LoopState:
             if endpoint.kind == "cluster"
             else SingleServer(endpoint, seconds, self.note_failover)
         )
-        self.subscription = Subscription(endpoint)
+        self.losses = Losses()
+        self.subscription = Subscription(endpoint, self.losses)
         self.subscriptions: WeakSet[Subscription] = WeakSet([self.subscription])
         self.reconnecting: asyncio.TimerHandle | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -439,7 +441,7 @@ class AsyncLink:
 
     def subscription(self) -> Subscription:
         """Return a new Pub/Sub connection. The caller closes it."""
-        subscription = Subscription(self.endpoint)
+        subscription = Subscription(self.endpoint, self._state.losses)
         self._state.subscriptions.add(subscription)
         return subscription
 

@@ -18,13 +18,14 @@ import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.clock import monotonic
+from idemgate.core.text import one_line
 from idemgate.core.waits import finish_despite_cancel
 from idemgate.store.clients import async_pool, close_sentinels
 from idemgate.store.connection_aio import CLOSE_TIMEOUT, open_transport
 from idemgate.store.endpoint import Endpoint, pick_node
 from idemgate.store.resp import new_reader, pack_command
 
-__all__ = ["MessageCallback", "Subscription"]
+__all__ = ["Losses", "MessageCallback", "Subscription"]
 
 log = logging.getLogger("idemgate.listen")
 PING_AFTER = 5.0
@@ -39,6 +40,23 @@ was lost are unknown.
 """
 
 
+class Losses:
+    """The lost connections of the subscriptions that share it. The first of an outage is logged."""
+
+    def __init__(self) -> None:
+        self._lost: set[Subscription] = set()
+
+    def add(self, subscription: Subscription, error: Exception) -> None:
+        if not self._lost:
+            text = str(error)
+            log.warning("listen.lost error=%s", one_line(text), extra={"error": text})
+        self._lost.add(subscription)
+
+    def discard(self, subscription: Subscription) -> None:
+        """Note that the subscription listens again, or has ended."""
+        self._lost.discard(subscription)
+
+
 class Subscription:
     """One Pub/Sub connection of the event loop. It connects with the first listener and closes after the last.
 
@@ -46,7 +64,9 @@ class Subscription:
     replaced, the task subscribes the next one to all names.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, losses: Losses | None = None) -> None:
+        """Build a subscription. Several of one store share their `losses`."""
+        self._losses = losses or Losses()
         self._endpoint = endpoint
         self._listeners: dict[Name, set[MessageCallback]] = {}
         self._ready: dict[Name, asyncio.Event] = {}
@@ -107,6 +127,7 @@ class Subscription:
         # redis-py may swallow a cancellation while it connects. Without listeners the task then ends on its next check.
         self._listeners.clear()
         self._ready.clear()
+        self._losses.discard(self)
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -124,12 +145,13 @@ class Subscription:
                 await self._hold_connection(pool)
             except Exception as error:  # noqa: BLE001 - whatever ends a connection, the listeners need the next one
                 tries = 0 if any(ready.is_set() for ready in self._ready.values()) else tries
-                log.warning("listen.lost", extra={"error": str(error)})
+                self._losses.add(self, error)
                 self._mark_gap()
                 await asyncio.sleep(min(1.0, 0.05 * 2 ** min(tries, 5)))
                 failures, tries = failures + 1, tries + 1
             finally:
                 await close_sentinels(pool)
+        self._losses.discard(self)
 
     async def _hold_connection(self, pool: Any) -> None:
         """Keep a connection until the last listener is removed. Raise when it fails."""
@@ -173,6 +195,7 @@ class Subscription:
         if self._unconfirmed[key] > 0:
             return
         del self._unconfirmed[key]
+        self._losses.discard(self)
         if key in self._ready:
             self._ready[key].set()
             if key in self._gaps:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -37,6 +39,23 @@ from idemgate.store.retry import (
 __all__ = ["SyncLink", "Waiter"]
 
 T = TypeVar("T")
+log = logging.getLogger("idemgate.store")
+_has_warned = False
+
+
+def warn_in_event_loop() -> None:
+    """Warn, once in this process, if the thread runs an event loop: it stands still until a blocking call returns.
+
+    The usual call does not ask. The one that opens the connections does, and each that has to wait.
+    """
+    global _has_warned  # noqa: PLW0603 - once in a process
+    events = sys.modules.get("asyncio.events")  # to import it takes longer than many programs run
+    if not _has_warned and events is not None and events._get_running_loop() is not None:
+        _has_warned = True
+        log.warning(
+            "store.blocks_event_loop: a blocking call was made in an event loop, which stands still until the store "
+            "answers. Await the same method of `.aio`, or call it in asyncio.to_thread"
+        )
 
 
 class SyncLink:
@@ -100,6 +119,7 @@ class SyncLink:
     def _open_pool(self) -> ConnectionPool:
         with self._lock:  # two threads must not open two pools
             if self._pool is None:
+                warn_in_event_loop()
                 pool = sync_pool(self.endpoint, self.seconds)
                 self._pool = ConnectionPool(pool, min(self.seconds, SOCKET_TIMEOUT), self.seconds)
             return self._pool
@@ -147,6 +167,7 @@ class SyncLink:
             budget = self._budget(within, attempt, started)
         except FAILURES as error:
             budget = self._budget(within, attempt, started)
+            warn_in_event_loop()
             time.sleep(budget.next_delay(error))
         return run_plan(retry_call(call, budget), self._take_step)
 
@@ -156,6 +177,7 @@ class SyncLink:
                 return self._send(step.call, step.budget.attempt)
             return self._pipeline(step.calls, step.budget.attempt)
         except FAILURES as error:
+            warn_in_event_loop()
             return error
 
     def run_all(self, batch: Batch[T], within: float | None = None) -> T:
@@ -300,6 +322,7 @@ class SyncLink:
         The waiter misses no message that is published from then on.
         """
         waiter = Waiter(self.endpoint, channel)
+        warn_in_event_loop()
         try:
             waiter.subscribe()
             yield waiter

@@ -92,6 +92,8 @@ class Subscribers:
             task = asyncio.ensure_future(subscriber.run(stop, grace=self._grace, ready=mark))
             task.add_done_callback(functools.partial(_mark_ended, mark))
             tasks[task] = subscriber
+        names = [repr(subscriber) for subscriber in subscribers]
+        log.info("subscriber.started subscribers=%s", ", ".join(names), extra={"subscribers": names})
         runner = Runner("subscriber", _serves)
         with nullcontext() if self._context is None else self._context.runners.running(runner):
             await self._wait_for_all(tasks, stop)

@@ -133,7 +133,7 @@ class DeadLetters:
         blocks the server for about 2 ms at most.
 
         Args:
-            n: The maximum number of letters.
+            n: The maximum number of letters. `stats().dead` is how many there are.
             skip: The number of matching letters to skip first.
             key: A shell pattern of the key. None matches every key.
             reason: A text that the reason contains. None matches every reason.

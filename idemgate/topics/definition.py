@@ -60,6 +60,8 @@ __all__ = [
 ]
 
 log = logging.getLogger("idemgate.topic")
+MAX_FULL = 100
+"""The keys with a full message that a program remembers, to log each once."""
 COUNT_WITHIN = 0.25
 """Seconds that a refused trigger may wait until the store has counted it. After that its error is raised anyway."""
 R = TypeVar("R")
@@ -260,13 +262,33 @@ class TopicDefinition:
         return (self.calls or self.build_calls()).count_refused(counter, self.calls is not None)
 
     def note_dropped(self, triggers: Sequence[Trigger], receipts: Sequence[Receipt]) -> None:
-        """Remember the keys of triggers that were dropped with a version: a wrong clock may have sent the newest."""
+        """Remember the keys of triggers that were dropped with a version: a wrong clock may have sent the newest.
+
+        Log those that were dropped because their message is full.
+        """
         if "dropped" not in map(_STATUS, receipts):
             return
         for trigger, receipt in zip(triggers, receipts, strict=False):
             if receipt.status == "dropped" and trigger.version is not None:
                 group = "" if trigger.group is None else text_of(trigger.group)
                 self.context.activity.note_outdated(self.name, text_of(trigger.key), group)
+            elif receipt.status == "dropped" and self.declared.merge.drops and self.declared.edge == "trailing":
+                self._warn_of_full(text_of(trigger.key))
+
+    def _warn_of_full(self, key: str) -> None:
+        """Log that the message of a key is full, once for each window, or each minute if that is longer."""
+        now, policy = self.context.now(), self.declared
+        if self._full.get(key, now) > now:
+            return
+        self._full.pop(key, None)
+        self._full[key] = now + max(60.0, (policy.window or policy.max_delay or 0) / 1000)
+        if len(self._full) > MAX_FULL:
+            del self._full[next(iter(self._full))]
+        facts = {"topic": self.name, "key": key}
+        log.warning(
+            "topic.message_full topic=%r key=%r: triggers are dropped, because their message has no room for more. "
+            "Shorten the window, or merge with append(cap=...) or union(cap=...)", *facts.values(), extra=facts,
+        )  # fmt: skip
 
     def reset(self) -> None:
         """Forget a topic that was deleted from the server. The next use opens it again."""

@@ -68,6 +68,12 @@ CHANGES = [
     ),
     case("key resolve held --again", lambda gate: gate.claim("held").state == "started", resolved=True),
     case("key cancel runs", lambda gate: gate.inspect("runs").state == "in_progress", asked=True),
+    case(
+        "scope move first marks",
+        lambda gate: [gate.inspect("done", scope=one).state for one in ("first", "marks")] == ["absent", "done"],
+        moved=2,
+        kept=0,
+    ),
     case("topic pause jobs", lambda gate: stats(gate).paused, paused=True),
     case("topic pause jobs", lambda gate: stats(gate).paused.reason == "a reason", paused=True),
     case("topic resume jobs", lambda gate: not stats(gate).paused, resumed=False),
@@ -114,6 +120,8 @@ READS = {
 }
 """Commands that only read, and a part of the JSON: facts, or the number of rows."""
 HELD = ("held", "ls")
+SCANNING = {("scope", "move"): ("auditor",)}
+"""Changes that SCAN, and the role that they need beside `operator`."""
 
 
 def words_of(parts: tuple[str, ...]) -> list[str]:
@@ -298,7 +306,7 @@ def test_the_page_of_operations_names_each_verb() -> None:
 def test_a_change_is_looked_at_made_and_recorded(
     command: Command, filled: Gate, url: str, users: Any, stored: Any, one: Case, role: str
 ) -> None:
-    user = url if role == "everybody" else users(role)
+    user = url if role == "everybody" else users(role, *SCANNING.get(one.words[:2], ()))
     # When it is only looked at, Then nothing is written
     before = stored()
     looked = command(*one.words, "--dry-run", "--json", as_user=user)
@@ -383,6 +391,8 @@ def test_only_the_newest_acts_are_kept(command: Command, gate: Gate, monkeypatch
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 REFUSED = {
+    "scope move claim other --yes": "has keys in progress: 1. Stop all callers of the scope",
+    "scope move first first --yes": "the same scope",
     "topic pause nothing": "no such topic in the store. There are: empty, jobs",
     f"topic pause jobs --why {'x' * 501}": "a text of 501 characters",
     "topic flush nothing": "no such topic",

@@ -27,11 +27,12 @@ from idemgate import Gate, Trigger
 from idemgate.core.calls import Batch, Call, new_id
 from idemgate.errors import ServerRejected, StoreUnavailable, UnexpectedData
 from idemgate.guard.claim_calls import ClaimReply
-from idemgate.store import connection, retry
+from idemgate.store import connection, retry, sync
 from idemgate.store import pubsub as listen
 from idemgate.store.clients import sync_pool
 from idemgate.store.connection_aio import open_connection
 from idemgate.store.embedded import server as embedded
+from idemgate.store.pubsub import PubSubConnection
 from idemgate.store.resp import pack_command
 from idemgate.store.retry import RetryBudget, is_transient
 from idemgate.store.url import endpoint_from_url
@@ -837,6 +838,65 @@ async def test_a_broken_subscription_is_made_anew_and_the_gap_is_told(
         await eventually(lambda: raw.publish(name, "one") == 1)
         await eventually(lambda: raw.publish(f"{namespace}:px", "two") == 1)
         await eventually(lambda: heard == [None, None, b"one", b"two"])
+
+
+async def test_an_outage_is_logged_once_for_all_connections_and_tries(
+    proxy: Proxy, namespace: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two Pub/Sub connections of a gate
+    gaps = [0, 0]
+    with Gate(proxy.url, namespace=namespace) as gate:
+        ears = [gate.context.aio_link.subscription() for _ in gaps]
+        for n, ear in enumerate(ears):
+
+            def listen(_channel: bytes, data: bytes | None, n: int = n) -> None:
+                gaps[n] += data is None
+
+            await ear.add(f"{namespace}:{n}".encode(), listen)
+        # When they break, and cannot be opened for a while
+        opened, tries = PubSubConnection.open, 0
+
+        async def fail(*_: Any) -> PubSubConnection:
+            nonlocal tries
+            tries += 1
+            if tries <= 8:
+                raise rx.ConnectionError("away")
+            return await opened(*_)
+
+        monkeypatch.setattr(PubSubConnection, "open", fail)
+        proxy.cut_all()
+        await eventually(lambda: gaps == [1, 1])
+        assert tries >= 10
+        # Then that is logged once
+        assert [record.getMessage().split()[0] for record in caplog.records] == ["listen.lost"]
+        # And the next outage is logged again
+        proxy.cut_all()
+        await eventually(lambda: gaps == [2, 2])
+        assert len(caplog.records) == 2
+        for ear in ears:
+            await ear.close()
+        await gate.aio.close()
+
+
+async def test_a_blocking_call_in_an_event_loop_is_logged_once(
+    url: str, namespace: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def events() -> list[str]:
+        return [record.getMessage().partition(":")[0] for record in caplog.records]
+
+    monkeypatch.setattr(sync, "_has_warned", False)
+    with Gate(url, namespace=namespace) as gate, Gate(NOWHERE, namespace=namespace, timeout=0.1) as away:
+        # Not in a thread, and not by the async form
+        await asyncio.to_thread(gate.first, "a", "1m")
+        await gate.aio.first("b", "1m")
+        gate.first("c", "1m")  # the connections are open, so this blocks for one round trip only
+        assert events() == []
+        # But where the call waits, and only once
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                away.first("a", "1m")
+        assert events() == ["store.blocks_event_loop"]
+        await gate.aio.close()
 
 
 async def test_a_channel_is_added_while_its_connection_is_replaced(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, append, union
+from idemgate import Gate, Trigger, append, union
 from idemgate.errors import DecodeError
 from idemgate.testing import Clock
 from idemgate.topics.merge import NAMES
@@ -87,6 +87,38 @@ FULL: list[Any] = [
     ({"log": append(1), "n": "count"}, [{"log": 1, "n": 1}, {"log": 2, "n": 1}, {"log": 3}], ["merged", "dropped"], 2),
     ("last", [1, 2], ["merged"], 0),
 ]
+
+
+async def test_a_full_message_is_logged_once_for_each_key_and_window(
+    face: Any, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = face.topic("t", merge=append(1), window="10m")
+
+    def logged() -> list[str]:
+        return [record.getMessage().partition(":")[0] for record in caplog.records]
+
+    # When triggers of two keys find no room, some together and some alone
+    await topic.trigger_many([("a", 1), ("a", 2), ("a", 3), ("b\n", 1), ("b\n", 2)])
+    await topic.trigger("a", 4)
+    # Then each key is logged once
+    both = ["topic.message_full topic='t' key='a'", "topic.message_full topic='t' key='b\\n'"]
+    assert logged() == both
+    clock.advance("9m")
+    await topic.trigger("a", 4)
+    assert logged() == both
+    # And again in the next window
+    clock.advance("1m")
+    await topic.trigger("a", 5)
+    assert logged() == [*both, both[0]]
+
+
+@pytest.mark.parametrize("edge", ["leading", "trailing"])
+async def test_no_other_dropped_trigger_is_logged_as_one_of_a_full_message(
+    face: Any, caplog: pytest.LogCaptureFixture, edge: Any
+) -> None:
+    topic = face.topic("t", merge="append" if edge == "leading" else "last", window="10m", edge=edge)
+    await topic.trigger_many([Trigger("a", 1, version=2), Trigger("a", 2, version=1), Trigger("a", 3, version=3)])
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["in one call", "one by one"])

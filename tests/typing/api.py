@@ -642,6 +642,7 @@ async def consume(guard: Guard) -> None:
     assert_type(await guard.aio.run("k", length_async, "abc"), Verdict[int])
     assert_type(guard.run_many([("a", "x")], length), list[Verdict[int]])
     assert_type(await guard.aio.run_many([("a", "x")], length_async, concurrency=2), list[Verdict[int]])
+    assert_type(guard.run("k", length, "abc").error, Exception | None)  # what `exc=` of Celery's `retry` takes
 
 
 guard = gate.guard("orders", on_missing_key="skip", retention="7d")

@@ -9,9 +9,11 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,32 @@ def test_the_readme_names_each_counter_each_log_event_and_each_option() -> None:
 
 def test_the_first_block_runs(tmp_path: Path) -> None:
     check_answers(send_requests(sys.executable, tmp_path, tmp_path, dict(os.environ)))
+
+
+async def test_the_effect_in_a_database_happens_once_when_redis_lost_the_response(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given the program of the README with an inbox
+    monkeypatch.chdir(tmp_path)
+    (block,) = [one for one in re.findall(r"^```py\n(.*?)^```", README, re.MULTILINE | re.DOTALL) if "key_for" in one]
+    shop: dict[str, Any] = {}
+    exec(PROGRAM + block, shop)
+    transport = httpx.ASGITransport(shop["app"])
+    with closing(sqlite3.connect("shop.db")) as db:
+        db.execute("CREATE TABLE credits (account TEXT, amount INTEGER)")
+        headers = {"X-Account": "anna", "Idempotency-Key": '"order-7"'}
+        # When a request is sent again after Redis has lost all
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop", headers=headers) as client:
+            first = await client.post("/credits?account=anna&amount=5")
+            shop["gate"].context.link.command("FLUSHALL")
+            second = await client.post("/credits?account=anna&amount=5")
+        # Then its answer is the same, and the effect happened once
+        assert (first.status_code, second.status_code) == (201, 201)
+        assert first.json() == second.json()
+        assert "idempotent-replayed" not in second.headers
+        assert db.execute("SELECT * FROM credits").fetchall() == [("anna", 5)]
+    await shop["gate"].aio.close()
+    shop["gate"].close()
 
 
 @pytest.mark.slow
