@@ -77,10 +77,12 @@ def run_once(options: argparse.Namespace) -> int:
     if not options.argv:
         fix = "Write idemgate once [options] KEY -- COMMAND ..."
         raise InvalidArgument("COMMAND", None, "there is none behind --", fix)
-    waits: GuardOptions = {} if options.wait is None else {"on_in_progress": "wait", "wait": options.wait}
+    given: GuardOptions = {"retention": options.retention, "lease": options.lease}
+    if options.wait is not None:
+        given |= {"on_in_progress": "wait", "wait": options.wait}
     command = _Command(options.argv)
     with Gate(url_of(options), namespace=options.namespace) as gate:
-        guard = gate.guard(options.scope, retention=options.retention, lease=options.lease, **waits)
+        guard = gate.guard(options.scope, **given)
         verdict = guard.run(options.key, command.run)
     if isinstance(verdict.error, InvalidArgument):
         raise verdict.error

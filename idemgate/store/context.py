@@ -256,6 +256,9 @@ class Context:
     @contextmanager
     def override(self, source: Endpoint | str | None, namespace: str, clock: Clock | None) -> Generator[None]:
         """Use another store, namespace and clock while the block runs, without reports, and count from 0. For tests."""
+        observer = self.observer
+        if observer is not None:  # it would send reports of this namespace to the former store
+            observer.end()
         before, counted = self.__dict__.copy(), self.counters.replace({})
         self._set_store(source, namespace, clock)
         self.observer, self.notes, self.overridden = None, None, True
@@ -268,6 +271,8 @@ class Context:
             self.__dict__.update({"observer": None, "notes": None, "overridden": False} | before)
             self.counters.replace(counted)
             self._rebind()
+            if observer is not None and self.is_used:
+                observer.begin()
 
     def _rebind(self) -> None:
         for one in tuple(self.bound):

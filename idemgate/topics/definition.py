@@ -269,10 +269,12 @@ class TopicDefinition:
         if "dropped" not in map(_STATUS, receipts):
             return
         for trigger, receipt in zip(triggers, receipts, strict=False):
-            if receipt.status == "dropped" and trigger.version is not None:
+            if receipt.status != "dropped":
+                continue
+            if trigger.version is not None:
                 group = "" if trigger.group is None else text_of(trigger.group)
                 self.context.activity.note_outdated(self.name, text_of(trigger.key), group)
-            elif receipt.status == "dropped" and self.declared.merge.drops and self.declared.edge == "trailing":
+            elif self.declared.merge.drops and self.declared.edge == "trailing":
                 self._warn_of_full(text_of(trigger.key))
 
     def _warn_of_full(self, key: str) -> None:

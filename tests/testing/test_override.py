@@ -144,6 +144,25 @@ async def test_a_lease_is_renewed_in_the_other_store(gate: Gate, clock: Clock, e
         await eventually(lambda: gate.inspect("k").lease_left == 1.0)
 
 
+async def test_reports_of_the_program_end_meanwhile(gate: Gate, elsewhere: AbstractContextManager[Gate]) -> None:
+    class Observer:
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def begin(self) -> None:
+            self.told.append(f"begin {gate.namespace.endswith('-other')}")
+
+        def end(self) -> None:
+            self.told.append(f"end {gate.namespace.endswith('-other')}")
+
+    observer = gate.context.observer = Observer()
+    gate.first("a", "1h")
+    with elsewhere:
+        gate.first("a", "1h")
+        assert observer.told == ["begin False", "end False"]
+    assert observer.told == ["begin False", "end False", "begin False"]
+
+
 async def test_no_connection_is_left_open(gate: Gate, url: str, raw: Any) -> None:
     async def connections() -> int:
         return len(raw.client_list())
