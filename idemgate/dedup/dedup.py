@@ -74,7 +74,7 @@ class Dedup:
         self._context.bound.add(self)
         return DedupCalls(self._context.namespace, self._context.clock, self.scope, self._retention)
 
-    def rebind(self) -> None:
+    def _rebind(self) -> None:
         """Forget the calls of the former namespace; see `Context.override`."""
         self.__dict__.pop("_calls", None)
 

@@ -50,7 +50,7 @@ class GuardContext:
         register_scope(self.context, self.options.scope, self.options.retention)
         return Claims(self.context.namespace, self.context.clock, self.cache is None)
 
-    def rebind(self) -> None:
+    def _rebind(self) -> None:
         """Forget what belongs to the former store; see `Context.override`."""
         self.__dict__.pop("claims", None)
         self.local = LocalGuard()

@@ -116,7 +116,7 @@ class Runners:
 class Bound(Protocol):
     """An object that has built something from the store, the namespace or the clock of its context."""
 
-    def rebind(self) -> None:
+    def _rebind(self) -> None:
         """Build it again at the next use."""
         ...
 
@@ -262,7 +262,7 @@ class Context:
         before, counted = self.__dict__.copy(), self.counters.replace({})
         self._set_store(source, namespace, clock)
         self.observer, self.notes, self.overridden = None, None, True
-        self._rebind()
+        self._rebind_all()
         try:
             yield
         finally:
@@ -270,13 +270,13 @@ class Context:
             self.__dict__.pop("endpoint", None)
             self.__dict__.update({"observer": None, "notes": None, "overridden": False} | before)
             self.counters.replace(counted)
-            self._rebind()
+            self._rebind_all()
             if observer is not None and self.is_used:
                 observer.begin()
 
-    def _rebind(self) -> None:
+    def _rebind_all(self) -> None:
         for one in tuple(self.bound):
-            one.rebind()
+            one._rebind()
 
     def __reduce__(self) -> NoReturn:
         from pickle import PicklingError

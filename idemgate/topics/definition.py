@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
+from weakref import WeakKeyDictionary
 
 from idemgate.core.calls import Call
 from idemgate.core.codec import digest
@@ -102,12 +103,14 @@ class TopicDefinition:
         self._refused = False
         self._adopted = 0
         self._full: dict[str, float] = {}
+        self.coalescers: MutableMapping[Any, Any] = WeakKeyDictionary()  # of the async form, by event loop
         context.bound.add(self)
 
-    def rebind(self) -> None:
+    def _rebind(self) -> None:
         """Open the topic again at its next use, with the policy that the program declared; see `Context.override`."""
         self.declared, self.plain, self.calls = self._said, self._said_plain, None
         self._refused, self._adopted = False, 0
+        self.coalescers.clear()  # they have a link to the former store
 
     def declare(self, declared: Policy, plain: bool) -> None:
         """Declare the topic again: with the same policy, or with a new one and a higher revision. Raises PolicyChanged.

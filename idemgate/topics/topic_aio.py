@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from copy import copy
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
-from weakref import WeakKeyDictionary
 
 from idemgate.core.calls import MAX_ENTRIES, Batch, Call, run_plan_async
 from idemgate.core.clock import monotonic
@@ -66,7 +65,7 @@ class AioTopic(BaseTopic[Sent, Delivered]):
 
     def __init__(self, definition: TopicDefinition) -> None:
         super().__init__(definition)
-        self._coalescers: WeakKeyDictionary[asyncio.AbstractEventLoop, _TriggerCoalescer] = WeakKeyDictionary()
+        self._coalescers: MutableMapping[asyncio.AbstractEventLoop, _TriggerCoalescer] = definition.coalescers
 
     @cached_property
     def dead(self) -> AioDeadLetters:
@@ -374,14 +373,8 @@ class AioTopic(BaseTopic[Sent, Delivered]):
         loop = asyncio.get_running_loop()
         coalescer = self._coalescers.get(loop)
         if coalescer is None:
-            context = self.definition.context
-            coalescer = self._coalescers[loop] = _TriggerCoalescer(context.aio_link)
-            context.bound.add(self)
+            coalescer = self._coalescers[loop] = _TriggerCoalescer(self.definition.context.aio_link)
         return coalescer
-
-    def rebind(self) -> None:
-        """Forget the coalescers, which have a link to the former store; see `Context.override`."""
-        self._coalescers.clear()
 
 
 _Waiting = tuple[PackedTrigger, "asyncio.Future[Receipt]"]
