@@ -26,6 +26,7 @@ from idemgate.errors import ServerRejected, StoreUnavailable
 from idemgate.guard.claim_calls import ClaimReply
 from idemgate.guard.heartbeat import note
 from idemgate.history.calls import find_guard_history
+from idemgate.operate.scopes import move_scope
 from idemgate.store.cluster import topology
 from idemgate.store.cluster.topology import REFRESH_INTERVAL, hash_slot_of
 from idemgate.testing import Clock
@@ -715,3 +716,21 @@ async def test_a_node_that_does_not_answer_costs_no_lease_of_another_node(
                     await asyncio.sleep(0.01)
         # And their owner knows that
         assert not [key for key, claim in zip(keys, claims, strict=True) if claim.lease_lost and key in answering]
+
+
+async def test_the_keys_of_a_scope_move_to_other_nodes(gate: Gate, on_nodes: Callable[[], list[set[str]]]) -> None:
+    for n in range(100):
+        gate.first(str(n), "1h", scope="old")
+    # When the scope is moved, whose keys then have other slots
+    assert move_scope(gate, {"scope": "old", "to": "new"})["moved"] == 100
+    # Then each key is done in the new one, on whichever node
+    assert gate.first_many(map(str, range(100)), "1h", scope="new") == [False] * 100
+    assert all(sum(":once:new:" in key for key in keys) > 10 for keys in on_nodes())
+    assert not any(":once:old:" in key for keys in on_nodes() for key in keys)
+
+
+async def test_a_drain_runs_what_is_due_on_each_node(gate: Gate) -> None:
+    topic = gate.topic("t", slots=64)
+    topic.handler(lambda delivery: None)
+    await topic.aio.trigger_many([(str(n), None) for n in range(300)])
+    assert (await gate.aio.drain()).delivered == 300
