@@ -114,7 +114,7 @@ class Activity:
             self.failing.pop((of, key), None)
 
     def list_failures(self) -> list[Failure]:
-        """Return first the messages that fail often, then the other failures, of both the newest first."""
+        """Return the messages that fail often. The other failures follow. Of both the newest come first."""
         failing = tuple(self.failing.values())
         known = {(one.of, one.key) for one in failing}
         others = [one for one in self.failures.copy() if (one.of, one.key) not in known]

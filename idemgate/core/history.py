@@ -115,7 +115,7 @@ _ACT_HEAD = 24
 
 
 class Subject(NamedTuple):
-    """What an act is about.
+    """The subject of an act.
 
     Attributes:
         topic: The topic, or "".
@@ -135,7 +135,7 @@ class Subject(NamedTuple):
 
 
 class Act(NamedTuple):
-    """A change: when, who asked for it, the command, the reason, and what it is about."""
+    """A change with its time, who asked for it, the command, the reason and the subject."""
 
     at: datetime
     who: str

@@ -1,4 +1,4 @@
-"""The name of this process, and of who changes something with it, as the store tells them to operators."""
+"""The name of this process and of who changes something with it. Operators read both in the store."""
 
 from __future__ import annotations
 

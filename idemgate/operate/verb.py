@@ -11,9 +11,9 @@ from idemgate.gate import Gate
 __all__ = ["Answer", "Facts", "Given", "Kind", "Lines", "Parameter", "Verb"]
 
 Kind = Literal["text", "texts", "pattern", "count", "number", "seconds", "time", "json", "flag", "lines"]
-"""The kind of a value. "texts" are several texts, "pattern" is a text with wildcards, "count" an int of at least 1,
-"seconds" a float that was written as a duration such as "5m", "time" an aware datetime, "flag" a bool, and "lines" are
-`Lines`."""
+"""The kind of a value. "texts" are several texts. A "pattern" is a text with wildcards. A "count" is an int of at
+least 1. "seconds" are a float that was written as a duration such as "5m". A "time" is an aware datetime. A "flag" is a
+bool. "lines" are `Lines`."""
 
 
 class Lines(NamedTuple):

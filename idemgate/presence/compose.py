@@ -1,4 +1,4 @@
-"""What a process reports: it is collected at the time of a report, so that calls and deliveries cost nothing more."""
+"""Compose the report of a process. All of it is collected then. So calls and deliveries cost nothing more."""
 
 from __future__ import annotations
 

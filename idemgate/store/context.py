@@ -239,7 +239,7 @@ class Context:
         _contexts.add(self)
 
     def _set_store(self, source: Endpoint | str | None, namespace: str, clock: Clock | None) -> None:
-        """Set the store, the namespace and the clock, and what belongs to them."""
+        """Set the store, the namespace, the clock and what belongs to them."""
         self.source = source
         self.namespace = namespace
         self.clock = clock
@@ -255,7 +255,7 @@ class Context:
 
     @contextmanager
     def override(self, source: Endpoint | str | None, namespace: str, clock: Clock | None) -> Generator[None]:
-        """Use another store, namespace and clock while the block runs, without reports, and count from 0. For tests."""
+        """Use another store, namespace and clock while the block runs. Send no reports. Count from 0. For tests."""
         observer = self.observer
         if observer is not None:  # it would send reports of this namespace to the former store
             observer.end()

@@ -44,7 +44,7 @@ _has_warned = False
 
 
 def warn_in_event_loop() -> None:
-    """Warn, once in this process, if the thread runs an event loop: it stands still until a blocking call returns.
+    """Warn once in this process if the thread runs an event loop. It stands still until a blocking call returns.
 
     The usual call does not ask. The one that opens the connections does, and each that has to wait.
     """
@@ -306,7 +306,7 @@ class SyncLink:
             raise
 
     def probe(self, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Send plain commands together, once, and return their replies. All errors are values among them."""
+        """Send plain commands together, without retries. Return their replies, and errors as values among them."""
         packed = [pack_command(request) for request in requests]
         try:
             if self._cluster is not None:

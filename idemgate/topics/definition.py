@@ -281,7 +281,7 @@ class TopicDefinition:
                 self._warn_of_full(text_of(trigger.key))
 
     def _warn_of_full(self, key: str) -> None:
-        """Log that the message of a key is full, once for each window, or each minute if that is longer."""
+        """Log that the message of a key is full. Do so once for each window or minute: the longer one counts."""
         now, policy = self.context.now(), self.declared
         if self._full.get(key, now) > now:
             return

@@ -656,8 +656,8 @@ class Pause:
 
     Attributes:
         since: The time at which it began, by the server's clock.
-        by: Who paused the topic. Of a command it is the user and the host, of the page the name that `access=` or the
-            token gives, and of a program its file, pid and host.
+        by: Who paused the topic. Of a command it is the user and the host. Of the page it is the name that `access=` or
+            the token gives. Of a program it is the file, pid and host.
         reason: The reason that was given, or None.
     """
 

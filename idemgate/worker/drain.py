@@ -1,4 +1,4 @@
-"""Drain of a gate, for tests: run everything that is due now, then return.
+"""Drain of a gate for tests. It runs everything that is due now and returns.
 
 It takes, runs and settles with the parts of a worker: `TopicConsumer` and `DeliveryLoop`. It leaves out the waiting:
 there are no hints, no polls and no pauses. It looks at each slot until a look at all of them finds nothing due. One
@@ -38,10 +38,10 @@ CLEANUP_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What became of the deliveries of a topic.
+    """The ends of the deliveries of a topic.
 
     Attributes:
-        delivered: Deliveries that were acknowledged, also duplicates of a guard, and messages that were forwarded.
+        delivered: Acknowledged deliveries and forwarded messages. Duplicates of a guard count.
         retried: Deliveries that were not: they are due again later, or were again meanwhile.
         dead: Deliveries whose message became a dead letter.
     """
@@ -53,11 +53,11 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Drained(Ran):
-    """What a drain ran: the sums over all topics, and the parts.
+    """The work of a drain: the sums over all topics and their parts.
 
     Attributes:
         topics: The parts by the name of the topic, of each topic that has a handler or is forwarded.
-        subscribers: Entries of streams and lists, and rows of outboxes, by the `repr` of their subscriber.
+        subscribers: Entries of streams and lists and rows of outboxes by the `repr` of their subscriber.
         skipped: The `repr` of each subscriber that was not drained, such as one of a Pub/Sub channel.
         errors: What handlers of topics raised, in order. It does not count in a comparison.
     """
@@ -73,7 +73,7 @@ class Drainable(Protocol):
     """A subscriber that can be drained. One of your own may have this method, too."""
 
     async def drain_once(self) -> int:
-        """Process what is there now, or a batch of it, and settle it. Do not wait for more.
+        """Process and settle what is there now or a batch of it. Do not wait for more.
 
         Returns:
             The number of entries; 0 if there were none.

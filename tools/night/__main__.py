@@ -1,4 +1,4 @@
-"""`python -m tools.night`: run incidents with seeds, print what was seen of each, and end with 1 if anything failed."""
+"""`python -m tools.night`: run incidents with seeds and print what was seen. It ends with 1 if anything failed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _list(numbers: Iterable[float]) -> str:
 
 
 def _summary(results: Sequence[Result]) -> Iterable[str]:
-    """Yield a row for each kind: runs, failures, and the median and the largest lag after the threshold."""
+    """Yield a row for each kind with its runs and failures and the median and largest lag after the threshold."""
     by_kind = defaultdict[str, list[Result]](list)
     for one in results:
         by_kind[one.name].append(one)

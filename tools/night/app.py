@@ -1,4 +1,4 @@
-"""The program that is watched: four topics with their handlers, two guarded functions, and a producer.
+"""The program that is watched. It has four topics with handlers and two guarded functions and a producer.
 
     idemgate run tools.night.app:gate   # a worker
     python -m tools.night.app 0         # the producer 0, with 50 triggers a second
@@ -36,7 +36,7 @@ TOPICS: dict[str, dict[str, Any]] = {
     "totals": {"merge": "sum", "window": f"{100 * REVISION}ms"},
     "renders": {"group_concurrency": REVISION},
 }
-"""The topics, with the options of each. A later revision has another window, and lets a group do more at once."""
+"""The topics with their options. A later revision has another window and lets a group do more at once."""
 
 
 class World:

@@ -1,4 +1,4 @@
-"""The incidents: how each is planted, what must be found, and what the person does whom it woke.
+"""The incidents. Each says how it is planted and what must be found. It goes on with what a person then does.
 
 An incident is a generator. It plants, yields what is to be seen, and continues when that was seen. The printed command
 of a finding has run by then. What only a person can do follows in the generator.

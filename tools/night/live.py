@@ -1,4 +1,4 @@
-"""A live system: a server, two workers, two producers, the exporter of metrics and a Prometheus, each a process."""
+"""A live system of processes: a server and two workers and two producers and an exporter and a Prometheus."""
 
 from __future__ import annotations
 
