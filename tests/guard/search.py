@@ -349,7 +349,7 @@ class Search(exhaustive.Search[State, Step]):
         """A caller reads the token of its claim, or asks the script: a copy of its claim."""
         caller = before.callers[step.caller]
         asked = monotonic() - (before.now - caller.asked) / 1000
-        answer = PlainClaim((b"k",), b"", caller.asks, self.terms, 0).answer_plain((None, reply[2]), asked)
+        answer = PlainClaim((b"k",), caller.asks, self.terms, 0).answer_plain((None, reply[2]), asked)
         if answer is None:
             return replace(after, callers=_put(before.callers, step.caller, Caller()))
         self.check(after, answer.token == caller.fence, "P4: a caller reads the token of another claim")
@@ -362,7 +362,7 @@ class Search(exhaustive.Search[State, Step]):
             return reply
         if step.half:
             return b"started", 0, after.found.fence, 1, 0, b""
-        answer = PlainClaim((b"k",), b"", _owner(step), self.terms, 0).answer_plain(reply[2:], monotonic())
+        answer = PlainClaim((b"k",), _owner(step), self.terms, 0).answer_plain(reply[2:], monotonic())
         if answer is None:
             return b"undecided", 0
         if answer.state == "started":

@@ -159,7 +159,7 @@ class History:
         if verb == "plain_claim":
             owner, lease, keep, hold = arguments
             terms = cast("PlainTerms", _plain_terms(lease, keep, 0, hold))
-            claim = PlainClaim(record, b"", owner, terms, 0)
+            claim = PlainClaim(record, owner, terms, 0)
             read = lambda reply: claim.answer_plain(reply[2:], time.monotonic())  # noqa: E731
             return Call(text, record, (us, terms.record, terms.lifetime, b"\0", owner), read)
         owner, fence, keep, kind, result = arguments
