@@ -507,7 +507,7 @@ class Overloaded(Retry):
 
 
 class DownstreamUnavailable(Retry):
-    """Raised by a handler because a downstream service cannot be reached, whatever the message is.
+    """Raised by a handler because a downstream service cannot be reached. Other messages would fail, too.
 
     The message is deferred, and the attempt does not count. Nor does it count in a guard (`max_attempts`), unless its
     `on_error` keeps the key or stores the failure. The worker takes no more messages of the topic until

@@ -138,7 +138,7 @@ class AioGate:
         return Subscribers(self._subscribers, grace, self.context)
 
     async def drain(self, *, limit: int = 10_000) -> Drained:
-        """Run all handlers and subscribers until nothing is due, and return what ran. For tests; no worker is needed.
+        """Run all handlers and subscribers until nothing is due and return what ran. For tests; no worker is needed.
 
         Everything runs as in a worker, with its retries, guards and dead letters, but one handler at a time. It never
         waits: a message that is due later stays. Move the clock of the gate (`idemgate.testing.Clock`), and drain

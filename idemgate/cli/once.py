@@ -94,7 +94,7 @@ def run_once(options: argparse.Namespace) -> int:
 
 
 def _describe(verdict: Verdict[Any], command: _Command, key: str) -> str | None:
-    """Return what the user must know, beside what the command printed itself."""
+    """Return what the user must know beside the output of the command."""
     name = f"'{one_line(key)}'"
     if verdict.outcome == "duplicate":
         return f"{name} is done already: the command was not run"

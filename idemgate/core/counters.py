@@ -56,7 +56,7 @@ class Counters(Mapping[str, int]):
         return self.snapshot().keys()
 
     def replace(self, counts: dict[str, int]) -> dict[str, int]:
-        """Set all counters, and return what they were."""
+        """Set all counters and return what they were."""
         with self._lock:
             before, self._counts = self._counts, counts
             return before

@@ -240,7 +240,7 @@ async def _trace_run_async(
 
 
 def claim(guard: GuardContext, request: Request) -> Grant | Duplicate:
-    """Claim the key, and wait for another owner if the request says so. Without the store apply `on_store_error`."""
+    """Claim the key and wait for another owner if the request says so. Without the store apply `on_store_error`."""
     cache, evictions = guard.cache, 0
     if cache is not None:
         evictions = cache.evictions
@@ -834,7 +834,7 @@ def build_end(grant: Grant, ending: Ending) -> Call[bool]:
 
 
 def record_end(guard: GuardContext, grant: Grant, ending: Ending, held: bool) -> End:
-    """Count the reply to the end of a claim, and cache a completed key."""
+    """Count the reply to the end of a claim and cache a completed key."""
     (kind, _, loses_model, interruption), request, counters = ending, grant.request, guard.context.counters
     done = kind == VALUE or kind == NOT_STORED  # noqa: PLR1714 - faster than `in`
     if not held:

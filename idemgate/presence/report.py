@@ -89,7 +89,7 @@ class WorkFailure:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What a process reported of itself at `seen_at`. A process with several gates of the namespace is there for each.
+    """The report of a process at `seen_at`. A process with several gates of the namespace is there for each.
 
     Attributes:
         id: Its id; a forked child has another one.

@@ -282,7 +282,7 @@ class AsyncLink:
         return await self.take_steps(retry_call(call, budget))
 
     async def take_steps(self, steps: Steps[T]) -> T:
-        """Take the steps to an answer, and return it."""
+        """Take the steps to an answer and return it."""
         return await run_plan_async(steps, self._take_step)
 
     async def _take_step(self, step: Send | SendAll) -> Any:

@@ -183,7 +183,7 @@ class HeartbeatThread:
         return [renewal for renewal in self.living() if renewal.due <= now]
 
     def living(self) -> Iterator[LeaseRenewal]:
-        """Yield the renewals whose owners live, and drop the others. Any thread may call it."""
+        """Yield the renewals whose owners live and drop the others. Any thread may call it."""
         # Not `tuple`: while it allocates, a finalizer or another thread may change the set, which raises RuntimeError.
         for reference in self._renewals.copy():
             if (renewal := reference()) is not None:

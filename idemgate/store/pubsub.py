@@ -281,7 +281,7 @@ class PubSubConnection(asyncio.Protocol):
             self._transport.abort()
 
     async def close(self) -> None:
-        """Close the connection, and wait for the end of its transport."""
+        """Close the connection and wait for the end of its transport."""
         self.end(rx.ConnectionError("the connection was closed"))
         with suppress(TimeoutError):
             await asyncio.wait_for(self._gone.wait(), CLOSE_TIMEOUT)

@@ -317,7 +317,7 @@ class SyncLink:
 
     @contextmanager
     def waiting(self, channel: bytes) -> Generator[Waiter]:
-        """Subscribe to a channel on a dedicated connection, and yield a `Waiter`.
+        """Subscribe to a channel on a dedicated connection and yield a `Waiter`.
 
         The waiter misses no message that is published from then on.
         """

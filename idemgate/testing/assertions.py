@@ -14,7 +14,7 @@ __all__ = ["assert_merged", "assert_ran_once"]
 
 
 def assert_ran_once(gate: Gate, key: Key, *, scope: str = "claim") -> None:
-    """Assert that the work of a key is done, and that it was started once. One round trip; it blocks.
+    """Assert that the work of a key is done and was started once. One round trip; it blocks.
 
     Of a guarded function these are `assert_ran_once(gate, charge.key(order), scope=charge.scope)`. A run that raised
     counts, also if it released the key. A run of `gate.first`, or with `at_most_once`, counts when it starts.

@@ -1,4 +1,4 @@
-"""A server for tests, and the removal of what a test left in one."""
+"""A server for tests and the removal of their keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["delete_keys", "temporary_server"]
 
 @contextmanager
 def temporary_server() -> Generator[str]:
-    """Run an embedded server for this block only, and yield its URL. It shares no data with `embedded://`.
+    """Run an embedded server for this block only and yield its URL. It shares no data with `embedded://`.
 
     Raises:
         NotConfigured: No server program was found.

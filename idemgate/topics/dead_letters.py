@@ -87,7 +87,7 @@ class DeadLetter:
 
 
 class LoadedLetters(NamedTuple):
-    """What became of dead letters to load.
+    """The result of loading dead letters.
 
     Attributes:
         added: The number of letters that were stored.
@@ -326,7 +326,7 @@ class DeadFilter(NamedTuple):
 
     @property
     def fragments(self) -> tuple[bytes, bytes, bytes]:
-        """What a matching letter has: the start of its key, "1" if that is the whole key, and a part of its failure.
+        """The condition of a letter: the start of its key. "1" if that is the whole key. A part of its failure.
 
         The server compares bytes. Texts are decoded leniently (`decode_dead_letter`), so a fragment ends before a
         character that may stand for an invalid byte.

@@ -510,7 +510,7 @@ class BaseTopic(Generic[Sent, Delivered]):
 
         Changes of the clocks: an expression that names hours runs once at each of them, every day. An hour that is
         skipped makes one run at its end, and one that is repeated makes none the second time. An expression for every
-        hour runs in each hour that there is, in both of a repeated one.
+        hour runs in each hour. It runs in both of a repeated one.
 
         Args:
             cron: A cron expression of five fields.

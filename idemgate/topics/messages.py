@@ -1,4 +1,4 @@
-"""What topics exchange with programs: triggers, receipts, messages, deliveries and counts."""
+"""Values between topics and programs: triggers, receipts, messages, deliveries and counts."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class Topic(BaseTopic[Sent, Delivered]):
                 self.definition.context.link.run(call, COUNT_WITHIN, COUNT_WITHIN)
 
     def result(self, receipt: Receipt, timeout: Duration = "30s") -> Any:
-        """Wait for the end of the delivery that carries a trigger, and return what its handler returned.
+        """Wait for the end of the delivery that carries a trigger and return what its handler returned.
 
         All triggers that were merged into one delivery get the same result. It needs `result_retention`. One round
         trip if the result is there. Else the caller subscribes and the end of the delivery wakes it. Any process may
@@ -374,8 +374,8 @@ class Topic(BaseTopic[Sent, Delivered]):
     ) -> SettleOutcome | list[SettleOutcome] | Buried:
         """Give up deliveries, or the pending message of a key: move it to the dead letters, from where it can return.
 
-        A key is for a message that nobody should handle now, such as one that does harm. It takes one round trip and
-        is atomic. A delivery of the key that runs is not touched: only the message pending behind it is moved.
+        Pass a key for a message that does harm. It takes one round trip and is atomic. A delivery of the key that runs
+        is not touched: only the message pending behind it is moved.
 
         Args:
             deliveries: One delivery, a sequence of them, or a key.

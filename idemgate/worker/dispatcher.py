@@ -129,7 +129,7 @@ class Dispatcher:
         return 0 if self._stopping.is_set() else len(self._ready_blocking)
 
     def on_jobs_ended(self, ended: list[Ended]) -> None:
-        """Report ended deliveries, and start others."""
+        """Report ended deliveries and start others."""
         if self._abandoned:
             ended = [pair for pair in ended if pair[0] not in self._abandoned]
         self._on_ended([pair for pair in ended if pair[1] is HANDLED or self._has_ended(*pair)])

@@ -110,7 +110,7 @@ class _Drain:
         self._processed = Counter[str]()
 
     async def open(self) -> None:
-        """Check the policies, and build what serves the topics."""
+        """Check the policies and build what serves the topics."""
         for poller in self._pollers.values():
             await poller.open()
             definition = poller.topic.definition
@@ -124,7 +124,7 @@ class _Drain:
                 self._schedulers.append(CronScheduler(poller))
 
     async def run_pass(self) -> bool:
-        """Run what is due, each source in turn. Return False if there was nothing."""
+        """Run what is due of each source in turn. Return False if there was nothing."""
         before = self._count()
         for subscriber in self._subscribers:
             while n := await subscriber.drain_once():

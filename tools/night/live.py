@@ -145,7 +145,7 @@ class Live:
             )  # fmt: skip
 
     def stop(self, name: str, by: signal.Signals = signal.SIGTERM) -> None:
-        """End a process, and return when it has ended."""
+        """End a process and return when it has ended."""
         self._processes[name].send_signal(by)
         self._processes[name].wait(30)
 

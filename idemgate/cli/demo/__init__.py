@@ -224,7 +224,8 @@ class _Stage:
                     self.records.topic = {"pending": stats.pending, "in_flight": stats.in_flight, "dead": stats.dead}
                     self.records.topic |= {name: stats[name] for name in ("accepted", "acked_triggers")}
                     self.topic.delete(discard=True)
-                    self._command("DEL", keys.scopes(self.order.name), keys.process_names(self.order.name))
+                    for left in (keys.scopes(self.order.name), keys.process_names(self.order.name)):
+                        self._command("DEL", left)  # apart: on a cluster they are in two slots
 
     def _start_all(self) -> None:
         self.say(f"Starting {len(self.records.subscribers)} subscribers and a worker")
@@ -271,7 +272,7 @@ class _Stage:
                 raise Stopped(f"nothing happened for {patience:.0f} s, so no more was waited for")
 
     def _is_subscribed(self) -> bool:
-        """Publish a message without an event, and return whether each subscriber has reported one.
+        """Publish a message without an event and return whether each subscriber has reported one.
 
         NUMSUB of Valkey 9.1 counts 8, 15 and 16 subscribers as some great number.
         """

@@ -140,7 +140,7 @@ class Relay:
         return busy
 
     async def _clean_up(self, connection: RelayConnection, busy: bool) -> bool:
-        """Report unserved rows, and delete some expired rows of the inbox. Return True if there may be more of them."""
+        """Report unserved rows and delete some expired rows of the inbox. Return True if there may be more of them."""
         if not busy and monotonic() >= self._report_at:
             await self._report_unserved(connection)
             self._report_at = monotonic() + REPORT_EVERY
