@@ -7,12 +7,12 @@ import inspect
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["eventually", "stop_group", "wait_until"]
+__all__ = ["eventually", "stop_group", "subscribed", "wait_until"]
 
 MISSED = "it did not happen"
 
@@ -49,6 +49,18 @@ def wait_until(
             pass
         assert time.monotonic() < end, why()
         time.sleep(0.003)
+
+
+@contextmanager
+def subscribed(client: Any, channel: bytes | str) -> Iterator[Any]:
+    """A Pub/Sub connection that gets what is published from now on: the server has confirmed its subscription.
+
+    Without the confirmation, another connection's command may reach the server first.
+    """
+    with client.pubsub() as heard:
+        heard.subscribe(channel)
+        assert heard.get_message(timeout=30)["type"] == "subscribe"
+        yield heard
 
 
 def stop_group(group: int) -> None:

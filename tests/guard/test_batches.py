@@ -15,6 +15,7 @@ from idemgate.core.calls import MAX_ENTRIES
 from idemgate.errors import AttemptsExhausted, DecodeError, NoCurrentExecution, ServerRejected, UnexpectedData
 from idemgate.testing import Clock, History
 from tests.claims import claims_of
+from tests.waiting import subscribed
 
 Stored = Callable[[], dict[bytes, bytes]]
 
@@ -479,9 +480,7 @@ async def test_the_owner_knows_of_a_waiter_that_asked_in_a_batch(face: Any, gate
     owner = await face.claim("k")
     others = await face.claim_many(["j", "k"])
     assert [one.state for one in others] == ["started", "in_progress"]
-    with raw.pubsub() as listener:
-        listener.subscribe(claims_of(gate).key("claim", "k")[0])
-        assert listener.get_message(timeout=30)["type"] == "subscribe"
+    with subscribed(raw, claims_of(gate).key("claim", "k")[0]) as listener:
         # When it ends, then that is published at once
         assert await owner.complete(1)
         assert listener.get_message(timeout=30)["type"] == "message"

@@ -10,6 +10,7 @@ import pytest
 from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
+from tests.waiting import subscribed
 
 
 async def keys_taken(topic: Any, n: int = 100) -> list[str]:
@@ -341,9 +342,7 @@ async def test_workers_are_told_that_a_group_goes_on(
     await topic.trigger("second", group="ann")
     await topic.nack(await topic.take(1))
     assert await keys_taken(topic) == []
-    with raw.pubsub() as heard:
-        heard.subscribe(f"ig2:{{{namespace}:topic:orders:0/1}}:scheduled")
-        assert heard.get_message(timeout=5)["type"] == "subscribe"
+    with subscribed(raw, f"ig2:{{{namespace}:topic:orders:0/1}}:scheduled") as heard:
         # When the retry makes room for the next
         if how == "cancel":
             await topic.cancel("first", group="ann")
@@ -354,7 +353,7 @@ async def test_workers_are_told_that_a_group_goes_on(
         else:
             await topic.trigger("first", group="ann", delay="48h")
         # Then they hear of a time that has come
-        told = heard.get_message(timeout=5)
+        told = heard.get_message(timeout=30)
     assert told is not None
     assert int(told["data"]) <= clock.now().timestamp() * 1000
 
