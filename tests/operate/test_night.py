@@ -17,7 +17,8 @@ def test_the_night_has_the_promised_incidents() -> None:
     assert len(INCIDENTS) >= 14
 
 
-@pytest.mark.parametrize("kind", ["forgotten-pause", pytest.param("evicting-server", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["forgotten-pause", "evicting-server"])
 def test_an_incident_is_found_and_mended(kind: str) -> None:
     if not (shutil.which("prometheus") and shutil.which("redis-cli")):
         report_missing("prometheus")

@@ -253,6 +253,7 @@ def test_a_change_on_the_page(filled: Gate, see: Callable[..., Seen]) -> None:
 # -- screens ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_finding_is_mended_by_its_button(filled: Gate, see: Callable[..., Seen]) -> None:
     seen = see()
     tab = seen.go("now")

@@ -377,8 +377,13 @@ def test_without_a_store_it_fails_and_a_watch_goes_on(capsys: pytest.CaptureFixt
 
 
 def test_a_watch_prints_again_until_it_is_interrupted(url: str, namespace: str) -> None:
-    words = [sys.executable, "-m", "idemgate", "status", "--url", url, "-n", namespace, "--watch", "0.1", "--only", "x"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as watch:
+    # SIGINT is ignored by what a shell started in the background, and by its children.
+    program = (
+        "import signal, sys\nfrom idemgate.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\nsys.exit(main())"
+    )
+    words = ["status", "--url", url, "-n", namespace, "--watch", "0.1", "--only", "x"]
+    with subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.PIPE, text=True) as watch:
         assert watch.stdout is not None
         for _ in range(2):
             assert watch.stdout.readline().startswith("nothing to report about x")

@@ -69,7 +69,9 @@ class Header:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
+@cache
 def header_of(text: str) -> Header:
+    """The header of a script."""
     lines = [line[4:].strip() for line in text.splitlines() if line.startswith("---") and "@include" not in line]
     about = " ".join(takewhile(lambda line: not line.startswith(("KEYS[", "ARGV[", "Returns")), lines))
     given = _found(r"^KEYS\[(\d+)(?:\.\.(\d+))?\] (\w.*)", lines)

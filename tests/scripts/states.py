@@ -57,6 +57,16 @@ MESSAGE = pack_message(pack([2, 0, b"\xa1\x01\xa1\x02"]), count=2, attempts=1)
 NOBODY = Record("done", 1, 1, 0, None, 1.0, 0.0, "", False, "v", b"", b"")
 
 
+# Bringing the scene back, and looking at it, on the server: there are ten thousand cases.
+RESET = """for i, key in ipairs(KEYS) do
+  redis.call("DEL", key)
+  if ARGV[i] ~= "" then redis.call("RESTORE", key, 0, ARGV[i]) end
+end"""
+DUMP = """local dumped = {}
+for i, key in ipairs(KEYS) do dumped[i] = redis.call("DUMP", key) end
+return dumped"""
+
+
 class Rig:
     """A server, a namespace of it, and a clock. `keys` are those of the scene, which is all that is looked at."""
 
@@ -76,17 +86,10 @@ class Rig:
     def again(self) -> None:
         """Brings the scene back."""
         self.clock.set(self.began.timestamp())
-        with self.raw.pipeline(transaction=False) as pipe:
-            pipe.delete(*self.keys)
-            for key, dumped in self.scene.items():
-                pipe.restore(key, 0, dumped)
-            pipe.execute()
+        self.raw.eval(RESET, len(self.keys), *self.keys, *(self.scene.get(key, b"") for key in self.keys))
 
     def dump(self) -> Dump:
-        with self.raw.pipeline(transaction=False) as pipe:
-            for key in self.keys:
-                pipe.dump(key)
-            found = pipe.execute()
+        found: Any = self.raw.eval(DUMP, len(self.keys), *self.keys)
         return {key: dumped for key, dumped in zip(self.keys, found, strict=True) if dumped is not None}
 
     def ask(self, call: Call[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from idemgate.core.calls import Call, stamp
 from idemgate.lua import names, script, source
 from idemgate.store.embedded.server import ENVIRONMENT, start
 from idemgate.topics.triggers import _expand, _read_codes
-from tests.scripts.contracts import header_of
+from tests.scripts.contracts import Header, header_of
 from tests.scripts.states import (
     JOBS,
     PAGES,
     RECORDS,
+    RESET,
     SLOTS,
     Jobs,
     Pages,
@@ -137,9 +139,14 @@ def _content(rig: Rig) -> dict[bytes, bytes]:
     return {key: dumped for key, dumped in rig.dump().items() if b":replies" not in key}
 
 
+@cache
+def _header(name: str) -> Header:
+    return header_of(source(name))
+
+
 def _words(call: Call[Any], reply: Any) -> None:
     """The reply is one that the header tells of."""
-    header = header_of(source(call.script.name))
+    header = _header(call.script.name)
     if isinstance(reply, bytes):
         assert reply[:1].decode() in header.packed, reply
         return
@@ -330,11 +337,6 @@ def _spoiled(rig: Rig) -> Iterator[tuple[str, tuple[Any, ...]]]:
                 yield f"{part} {member!r}: gone", ("ZREM", key, member)
 
 
-# Bringing the scene back, and looking at it, on the server: there are ten thousand cases.
-RESET = """for i, key in ipairs(KEYS) do
-  redis.call("DEL", key)
-  if ARGV[i] ~= "" then redis.call("RESTORE", key, 0, ARGV[i]) end
-end"""
 DIGEST = """local all = ""
 for _, key in ipairs(KEYS) do
   if not string.find(key, ":told", 1, true) then all = all .. redis.sha1hex(redis.call("DUMP", key) or "") end

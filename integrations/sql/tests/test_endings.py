@@ -322,6 +322,7 @@ async def test_a_caller_that_is_cancelled_at_a_step_of_the_transaction(
     assert flavour.credits() == ["p1"]
 
 
+@pytest.mark.slow
 @in_a_task
 async def test_callers_that_are_cancelled_at_random(
     gate: Gate, flavour: Flavour, inbox: Any, seed: int, drawn: random.Random
@@ -452,6 +453,7 @@ def test_a_signal_during_a_statement_is_not_lost(url: str, namespace: str, flavo
     assert (entered, flavour.credits()) == ([], ["p1"])
 
 
+@pytest.mark.slow
 @with_flavours(lambda kind: kind.survives_signals)  # other libraries leave locks behind; a task is cancelled instead
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections that were not closed
 def test_runs_that_a_signal_handler_interrupts_at_random(

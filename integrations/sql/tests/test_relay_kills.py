@@ -128,6 +128,7 @@ async def orders(
     await made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 async def test_killed_at(orders: Orders, place: str) -> None:
     await orders.write()

@@ -101,6 +101,7 @@ async def test_the_database_is_restarted(
     assert gate.counters["sql.relay_failed"] > 0
 
 
+@pytest.mark.slow
 async def test_the_connections_of_a_pool_are_lost(gate: Gate, postgres: Postgres, seed: int) -> None:
     # Given a relay on a pool, whose idle connections a restart closes
     url = postgres.create_database()
@@ -118,6 +119,7 @@ async def test_the_connections_of_a_pool_are_lost(gate: Gate, postgres: Postgres
     rows.judge()
 
 
+@pytest.mark.slow
 async def test_the_store_is_killed_and_started_again(inbox: Any, store: Server, seed: int) -> None:
     gate = Gate(store.url, namespace="outages", timeout="500ms")
     rows = Rows(inbox, gate, seed)
@@ -139,6 +141,7 @@ async def test_the_store_is_killed_and_started_again(inbox: Any, store: Server, 
     gate.close()
 
 
+@pytest.mark.slow
 async def test_the_store_loses_its_data_while_a_relay_runs(inbox: Any, store: Server, seed: int) -> None:
     gate = Gate(store.url, namespace="outages")
     rows = Rows(inbox, gate, seed)
