@@ -10,9 +10,9 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from idemgate.cli import acl, demo, doctor, metrics, once, run, server, status, ui, verbs
 from idemgate.core.text import one_line
@@ -48,7 +48,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that hides passwords of URLs in its error messages."""
+    """A parser that hides passwords of URLs in its error messages.
+
+    Attributes:
+        fill: Adds what is below this parser, before it parses. So a call builds the verbs of one noun only.
+    """
+
+    fill: Callable[[argparse.ArgumentParser], None] | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.fill is not None:
+            self.fill(self)
+            self.fill = None
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         super().error(re.sub(r"://\S*@", "://***@", message))

@@ -27,11 +27,14 @@ __all__ = ["add_to", "who_runs"]
 def add_to(commands: Any) -> None:
     """Add a command for each noun to a parser."""
     for noun, about in NOUNS.items():
-        parser = commands.add_parser(noun, help=about, description=about)
-        verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-        for verb in VERBS:
-            if verb.noun == noun:
-                _add_verb(verbs, verb)
+        commands.add_parser(noun, help=about, description=about).fill = partial(_add_verbs, noun)
+
+
+def _add_verbs(noun: str, parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    for verb in VERBS:
+        if verb.noun == noun:
+            _add_verb(verbs, verb)
 
 
 def _add_verb(verbs: Any, verb: Verb) -> None:
