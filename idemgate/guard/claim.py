@@ -124,7 +124,7 @@ class BaseClaim:
             self._note("taken_over")
         if self._blocks and reply.state == "started":
             # `wait` granted it inside its block. Another task may have awaited it, so `current()` stays as it is.
-            self._blocks[-1] = self._start_heartbeat(with_current=False)
+            self._blocks[-1] = self._start_heartbeat(reply, with_current=False)
 
     def _note(self, what: str, error: str = "") -> None:
         """Note what happened to the key of a claim that was granted."""
@@ -137,7 +137,8 @@ class BaseClaim:
             if isinstance(outcome, StoreError):
                 raise outcome
             self._set_reply(outcome)
-            self.recovered  # noqa: B018 - a corrupt checkpoint must be found now, not inside a block
+            if outcome.checkpoint:
+                self.recovered  # noqa: B018 - a corrupt checkpoint must be found now, not inside a block
         except (ClaimRejected, StoreError) as error:
             self._error = error
 
@@ -183,7 +184,7 @@ class BaseClaim:
     @property
     def _is_held(self) -> bool:
         """True if this owner may run and has not ended its claim."""
-        return self._error is None and self.started and not self._end_requested
+        return self._error is None and not self._end_requested and self._reply.state == "started"
 
     @property
     def token(self) -> int:
@@ -242,7 +243,7 @@ class BaseClaim:
 
     def _record_end(self, held: bool) -> bool:
         """Return the reply to an end. Count a lost claim once."""
-        if not self._end_recorded and self._error is None and self.started:
+        if not self._end_recorded and self._error is None and self._reply.state == "started":
             self._end_recorded = True
             if not held:
                 self._context.counters.add("once.lost")
@@ -257,7 +258,7 @@ class BaseClaim:
         """Return the record, owner, token, retention (ms) and encoded result of a completion."""
         request, options = self._request, self._request.options
         retention_ms = options.retention if retention is None else milliseconds(retention, "retention")
-        return request.record[0], request.owner, self.token, retention_ms, options.codec.encode(result, "result")
+        return request.record[0], request.owner, self._reply.token, retention_ms, options.codec.encode(result, "result")
 
     def _build_completion(self, result: object, retention: Duration | None) -> Call[bool]:
         """Build the call that completes the claim."""
@@ -300,17 +301,20 @@ class BaseClaim:
 
     def _enter_block(self, with_current: bool = True) -> None:
         """Start a heartbeat if the claim is held."""
-        self._blocks.append(self._start_heartbeat(with_current) if self.started else None)
+        reply = self._reply
+        self._blocks.append(self._start_heartbeat(reply, with_current) if reply.state == "started" else None)
 
-    def _start_heartbeat(self, with_current: bool) -> Heartbeat:
+    def _start_heartbeat(self, reply: ClaimReply, with_current: bool) -> Heartbeat:
         """Start the renewals of this claim. With `with_current`, `current()` returns its execution."""
-        grant = self._build_grant(self._reply)
+        grant = self._build_grant(reply)
         if self._execution is None:
-            self._execution = Execution(self._context, grant, self.token, self.attempt, self.recovered)
+            recovered = self.recovered if reply.checkpoint else None
+            self._execution = Execution(self._context, grant, reply.token, reply.attempt, recovered)
         if with_current:
             self._execution.end_with(self)
         heartbeat = Heartbeat(self._context, grant, self._execution, with_current)
-        heartbeat.extend(self._extended_until)
+        if self._extended_until:
+            heartbeat.extend(self._extended_until)
         return heartbeat.__enter__()
 
     def _leave_block(self) -> None:
