@@ -18,15 +18,17 @@ local function read_entries(K, keys, tokens)
   -- A take delivers at most 100 messages. With few tokens, their keys cost a fraction of the scores of all keys.
   if tokens and #keys >= 16 then
     local known, distinct = {}, 0
-    for i, token in ipairs(tokens) do
+    for i = 1, #keys do -- without `ipairs`: this runs for each delivery
+      local token = tokens[i]
       if not known[token] and not entries[keys[i]] then
         known[token], distinct = true, distinct + 1
       end
     end
     if 16 * distinct <= #keys then
       for token in pairs(known) do
-        for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.leases, token, token)) do
-          entries[key] = entries[key] or token
+        local held = redis.call("ZRANGEBYSCORE", K.leases, token, token)
+        for i = 1, #held do
+          entries[held[i]] = entries[held[i]] or token
         end
       end
       return entries, stored

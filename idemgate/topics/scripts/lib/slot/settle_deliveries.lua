@@ -46,7 +46,10 @@ local function settle_plain(K, keys, tokens, next_messages)
     if token ~= tokens[i] or packed and not read_header(packed) then -- fault: ack-token
       return nil
     end
-    n, triggers, behind[key] = n + 1, triggers + count, packed or nil
+    n, triggers = n + 1, triggers + count
+    if packed then
+      behind[key] = packed -- not `packed or nil`: to assign nil makes a field
+    end
     acked[n], entries[key], reply[i] = key, nil, "ok" -- it is settled at most once
   end
   -- @allow HDEL HSET PEXPIRE UNLINK ZADD ZRANGE

@@ -23,9 +23,9 @@ local function read_pending(call, t, names)
   read_stored(t)
   call.in_flight = t.in_flight
   for i, key in ipairs(names) do
-    call.pending[key] = t.stored[i] or nil
-    if t.stored[i] and not call.in_flight[key] then
-      existing[#existing + 1] = key
+    if t.stored[i] then
+      call.pending[key] = t.stored[i]
+      existing[#existing + 1] = not call.in_flight[key] and key or nil
     end
   end
   for i, score in ipairs(#existing > 0 and redis.call("ZMSCORE", call.K.scheduled, unpack(existing)) or {}) do
