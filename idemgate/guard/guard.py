@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import asynccontextmanager, contextmanager
 from inspect import CO_COROUTINE
 from threading import Event, Thread
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from idemgate.core.codec import digest
 from idemgate.core.counters import Counters
@@ -32,6 +32,7 @@ log = logging.getLogger("idemgate.once")
 
 R = TypeVar("R")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 Keep = Callable[[float], Awaitable[object] | object]
 """A function that gets the seconds for which the message must stay invisible from now on."""
 
@@ -67,8 +68,8 @@ class Guard(_BaseGuard):
     def run(
         self,
         key: Key | None,
-        handler: Callable[..., R],
-        *message: Any,
+        handler: Callable[[*Ts], R],
+        *message: *Ts,
         fingerprint: object | None = None,
         keep: Callable[[float], object] | None = None,
         wait: Duration | None = None,
@@ -98,19 +99,20 @@ class Guard(_BaseGuard):
                 apply.
         """
         check_blocking(handler, "handler", _USE_AIO)
+        work: Callable[..., R] = handler
         if keep is not None:
             check_blocking(keep, "keep", _USE_AIO)
-            handler = functools.partial(self._keep_and_run, keep, handler)
+            work = functools.partial(self._keep_and_run, keep, handler)
         wait_ms = _parse_wait(wait)
         try:
             request = self._build_request(key, fingerprint, wait_ms)
         except MissingKey as error:
-            return run_without_key(self._guard, error, handler, message, {})
+            return run_without_key(self._guard, error, work, message, {})
         except InvalidArgument as error:
             return verdict_of(error)
         if (sink := self._guard.options.sink) is not None and is_async(sink.apply):
             raise InvalidArgument("sink", sink, "async, and the handler is not", "Use guard.aio")
-        return judge(request, run(self._guard, request, handler, message, {}))
+        return judge(request, run(self._guard, request, work, message, {}))
 
     def run_many(self, messages: Iterable[tuple[Key, T]], handler: Callable[[T], R]) -> list[Verdict[R]]:
         """Run a handler for a batch of messages and return their verdicts in order.
@@ -149,8 +151,8 @@ class AioGuard(_BaseGuard):
     async def run(
         self,
         key: Key | None,
-        handler: Callable[..., Awaitable[R]],
-        *message: Any,
+        handler: Callable[[*Ts], Awaitable[R]],
+        *message: *Ts,
         fingerprint: object | None = None,
         keep: Keep | None = None,
         wait: Duration | None = None,
@@ -162,18 +164,18 @@ class AioGuard(_BaseGuard):
         unless `on_lease_loss` is "hold". A handler that returns no awaitable has run: its message is "rejected", so
         that the effect is not repeated.
         """
-        handler = _check_async(handler)
+        work: Callable[..., Awaitable[R]] = _check_async(handler)
         if keep is not None:
             check_function(keep, "keep")
-            handler = functools.partial(self._keep_and_run, keep, handler)
+            work = functools.partial(self._keep_and_run, keep, work)
         wait_ms = _parse_wait(wait)
         try:
             request = self._build_request(key, fingerprint, wait_ms)
         except MissingKey as error:
-            return await run_without_key_async(self._guard, error, handler, message, {})
+            return await run_without_key_async(self._guard, error, work, message, {})
         except InvalidArgument as error:
             return verdict_of(error)
-        return judge(request, await run_async(self._guard, request, handler, message, {}))
+        return judge(request, await run_async(self._guard, request, work, message, {}))
 
     async def run_many(
         self, messages: Iterable[tuple[Key, T]], handler: Callable[[T], Awaitable[R]], *, concurrency: int = 1

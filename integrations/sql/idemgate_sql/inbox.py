@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Generic, TypeVar, Unpack
 
 from idemgate import Gate, Trigger
 from idemgate.errors import NoCurrentExecution
@@ -13,7 +13,7 @@ from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds, row_
 from idemgate_sql.database import AioDatabase, Database, Dialect, Placeholders
 from idemgate_sql.errors import EndedByHandler, RowLocked
 from idemgate_sql.failures import ends_transaction, is_lock_timeout, is_missing_table
-from idemgate_sql.outbox import AioOutbox, AnyTopic, Key, Outbox, TriggerOptions
+from idemgate_sql.outbox import AioOutbox, AnyTopic, Key, Outbox, Sent, TriggerOptions
 from idemgate_sql.relay import Relay, check_relay_options
 from idemgate_sql.schema import split_ddl
 from idemgate_sql.statements import InboxStatements, check_rows, entry_params, name_params, read_result, result_params
@@ -95,7 +95,12 @@ class BaseInbox(_Rows[C]):
         self.outbox: Outbox[C] = Outbox(database, table, notify)
 
     def trigger(
-        self, connection: C, topic: AnyTopic, key: Key, payload: Any = None, **options: Unpack[TriggerOptions]
+        self,
+        connection: C,
+        topic: AnyTopic[Sent],
+        key: Key,
+        payload: Sent | None = None,
+        **options: Unpack[TriggerOptions],
     ) -> None:
         """Write a trigger into the outbox, in the open transaction of a connection. A relay sends it after the commit.
 
@@ -111,7 +116,9 @@ class BaseInbox(_Rows[C]):
         """
         self.outbox.trigger_many(connection, topic, [Trigger(key, payload, **options)])
 
-    def trigger_many(self, connection: C, topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> None:
+    def trigger_many(
+        self, connection: C, topic: AnyTopic[Sent], triggers: Iterable[Trigger | tuple[Key, Sent]]
+    ) -> None:
         """Write many triggers into the outbox, in order; see `trigger`. One statement for 100 of them.
 
         Args:
@@ -239,12 +246,19 @@ class BaseAioInbox(_Rows[C]):
         self.outbox: AioOutbox[C] = AioOutbox(database, table, notify)
 
     async def trigger(
-        self, connection: C, topic: AnyTopic, key: Key, payload: Any = None, **options: Unpack[TriggerOptions]
+        self,
+        connection: C,
+        topic: AnyTopic[Sent],
+        key: Key,
+        payload: Sent | None = None,
+        **options: Unpack[TriggerOptions],
     ) -> None:
         """Write a trigger into the outbox, in an open transaction; see `BaseInbox.trigger`."""
         await self.outbox.trigger_many(connection, topic, [Trigger(key, payload, **options)])
 
-    async def trigger_many(self, connection: C, topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> None:
+    async def trigger_many(
+        self, connection: C, topic: AnyTopic[Sent], triggers: Iterable[Trigger | tuple[Key, Sent]]
+    ) -> None:
         """Write many triggers into the outbox, in order; see `BaseInbox.trigger_many`."""
         await self.outbox.trigger_many(connection, topic, triggers)
 

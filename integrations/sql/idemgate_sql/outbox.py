@@ -20,7 +20,8 @@ __all__ = ["AioOutbox", "Outbox", "TriggerOptions", "pack_rows"]
 
 C = TypeVar("C")
 Key = str | int | bytes
-AnyTopic = Topic[Any, Any] | AioTopic[Any, Any]
+Sent = TypeVar("Sent")
+AnyTopic = Topic[Sent, Any] | AioTopic[Sent, Any]
 BATCH = 100
 """Rows of one INSERT."""
 
@@ -42,7 +43,9 @@ class _Outbox(Protocol):
     wakeups: Wakeups
 
 
-def pack_rows(topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> list[tuple[str, str, str, bytes]]:
+def pack_rows(
+    topic: AnyTopic[Sent], triggers: Iterable[Trigger | tuple[Key, Sent]]
+) -> list[tuple[str, str, str, bytes]]:
     """Check triggers and return their rows: event id, topic, key and body. Raise InvalidArgument."""
     if not isinstance(topic, Topic | AioTopic):
         raise InvalidArgument("topic", topic, "not a topic", "Pass the object that gate.topic(...) returned")
@@ -53,7 +56,7 @@ def pack_rows(topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) ->
     return rows
 
 
-def name_topic(topic: AnyTopic) -> str:
+def name_topic(topic: AnyTopic[Any]) -> str:
     """Return a topic with its namespace: services that share a table may have topics of one name."""
     return f"{topic.namespace}:{topic.name}"
 
@@ -80,7 +83,9 @@ class Outbox(Generic[C]):
         self.notify = notify
         self.wakeups = Wakeups()
 
-    def trigger_many(self, connection: C, topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> None:
+    def trigger_many(
+        self, connection: C, topic: AnyTopic[Sent], triggers: Iterable[Trigger | tuple[Key, Sent]]
+    ) -> None:
         """Insert triggers in the caller's transaction, in order. See `Inbox.trigger`."""
         with explain_missing_table(self.statements.table):
             for sql, params in build_inserts(self, pack_rows(topic, triggers)):
@@ -118,7 +123,9 @@ class AioOutbox(Generic[C]):
         self.notify = notify
         self.wakeups = Wakeups()
 
-    async def trigger_many(self, connection: C, topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> None:
+    async def trigger_many(
+        self, connection: C, topic: AnyTopic[Sent], triggers: Iterable[Trigger | tuple[Key, Sent]]
+    ) -> None:
         """Insert triggers in the caller's transaction, in order. See `Inbox.trigger`."""
         with explain_missing_table(self.statements.table):
             for sql, params in build_inserts(self, pack_rows(topic, triggers)):
