@@ -199,7 +199,8 @@ RUNNING_KINDS: dict[str, Kind] = {
     "topic-abandoned": Kind(
         "warning",
         "the handler of the topic was removed or renamed, and the topic still holds messages or dead letters",
-        "serve it again; or export what is worth keeping, and delete the topic",
+        "serve it again; or move what waits with `idemgate topic transfer`, export the dead letters that you need, and"
+        " delete the topic",
         60,
         "s",
     ),

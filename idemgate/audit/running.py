@@ -152,7 +152,7 @@ def _judge_unserved(snapshot: Snapshot, topic: TopicSeen) -> Iterator[Finding]:
     settled = workers and all(_age(snapshot, one.started_at) >= limit_of("topic-abandoned") for one in workers)
     if settled and stats.pending + stats.dead:
         what = f"{_count(stats.dead, 'dead letter', '')} and {_count(stats.pending, 'pending message', '')}"
-        mend = verb_line("topic", "delete", topic.name, discard=True)
+        mend = verb_line("topic", "show", topic.name)
         numbers = {"dead": stats.dead, "pending": stats.pending}
         yield Finding(
             "topic-abandoned", "", f"{what}, and no process serves the topic", mend, topic.name, numbers=numbers

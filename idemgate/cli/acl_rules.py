@@ -47,7 +47,7 @@ _PUTS = (
     *_OPENS, *_SEES, "topics/cancel", "topics/count_refused", "topics/flush", "topics/pause", "topics/reschedule",
     "topics/versions/reset", "topics/results", "topics/trigger",
 )  # fmt: skip
-_LOOKS = (*_SEES, "topics/audit", "topics/dead", "topics/policy")
+_LOOKS = (*_SEES, "topics/audit", "topics/dead", "topics/messages/list", "topics/policy")
 _SHOWS = (
     "guard/inspect",
     "guard/scopes",
@@ -121,6 +121,7 @@ ROLES = {
             "guard/register",
             "guard/resolve",
             "operate/record",
+            "topics/dead/adopt",
             "topics/dead/load",
             "topics/take_dead",
         ],

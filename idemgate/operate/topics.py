@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from math import isfinite
+from typing import Any, TypeVar
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from idemgate.audit.running import BURIED_BY_OPERATOR
+from idemgate.core.calls import run_plan
 from idemgate.core.clock import monotonic
 from idemgate.core.text import one_line
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
+from idemgate.operate.transfer import Transferred, keep_dead_letters, plan_messages, plan_transfer
 from idemgate.operate.values import show_value
 from idemgate.operate.verb import Facts, Given, Parameter, Verb
-from idemgate.topics.messages import Pause, Peek, Stats, Trigger, pack_pause
+from idemgate.topics.messages import Pause, Peek, Position, Stats, Trigger, pack_pause
 from idemgate.topics.policy import check_slots
 from idemgate.topics.registry import RegistryEntry, StoredTopic, list_entries, read_topics
 from idemgate.topics.reshard import ReshardProgress
@@ -22,6 +26,7 @@ from idemgate.topics.topic import Topic
 
 __all__ = ["GROUP_VERBS", "TOPIC_VERBS", "describe_condition", "find_topic", "message_rows"]
 
+T = TypeVar("T")
 log = logging.getLogger("idemgate.operate")
 
 
@@ -108,7 +113,46 @@ def _look_flush(gate: Gate, given: Given) -> Facts:
     return show_topic(gate, given) if given["key"] is None else _look_message(gate, given)
 
 
-# -- one message ------------------------------------------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------------------------------
+
+
+_MOST = 1000
+"""The most messages of a page."""
+
+
+def list_messages(gate: Gate, given: Given) -> Facts:
+    """Return pending messages, and where the next page begins."""
+    n = given["limit"] or 50
+    if n > _MOST:
+        raise InvalidArgument(
+            "limit", n, "more than a page holds", f"Use at most {_MOST}, then --after for the next page"
+        )
+    calls = find_topic(gate, given).open()
+    page = run_plan(plan_messages(calls, _position(given["after"]), n), gate.context.link.run_all)
+    rows = [
+        {
+            "key": one.raw_key.decode(errors="backslashreplace"), "state": one.state, "due_at": one.due_at,
+            "triggers": one.message.count, "attempts": one.message.attempts, "group": one.message.group or None,
+            **({"payload": show_value(one.message, "payload")} if given["values"] else {}),
+        }
+        for one in page.messages
+    ]  # fmt: skip
+    after = page.next and f"{page.next.part}:{page.next.score!r}:{quote_from_bytes(page.next.member, safe='')}"
+    state = "" if rows or after else "nothing is pending"
+    return {"topic": given["topic"], "state": state, "messages": rows, "after": after}
+
+
+def _position(cursor: str | None) -> Position:
+    if cursor is None:
+        return Position()
+    try:
+        part, score, member = cursor.split(":")
+        found = Position(int(part), float(score), unquote_to_bytes(member))
+        if found.part in (1, 2, 3, 4) and isfinite(found.score) and found.member:
+            return found
+    except ValueError:
+        pass
+    raise InvalidArgument("after", cursor, "not where a page ended", "Pass what `topic messages` printed as after")
 
 
 def peek_message(gate: Gate, given: Given) -> Facts:
@@ -185,7 +229,8 @@ def bury_message(gate: Gate, given: Given) -> Facts:
     """Move the pending message of a key to the dead letters."""
     topic, why = find_topic(gate, given), given["why"]
     reason = f"{BURIED_BY_OPERATOR}: {why}" if why else BURIED_BY_OPERATOR
-    outcome = topic.bury(given["key"], group=_group_of(gate, topic, given), reason=reason)
+    calls = keep_dead_letters(topic.open())
+    outcome = gate.context.link.run(calls.bury(given["key"], _group_of(gate, topic, given), reason))
     return {"topic": given["topic"], "key": given["key"], "outcome": outcome}
 
 
@@ -238,16 +283,62 @@ def _look_reshard(gate: Gate, given: Given) -> Facts:
 
 def _progress_logger(topic: str) -> Callable[[ReshardProgress], None]:
     """Return a callback that logs the progress of a change of slots, at most once a second."""
-    logged = monotonic()
 
     def tell(progress: ReshardProgress) -> None:
-        nonlocal logged
-        if monotonic() - logged >= 1:
-            logged = monotonic()
-            facts = {"topic": topic, "done": progress.done, "parts": progress.parts, "moved": progress.moved}
-            log.info("operate.reshard topic=%r done=%d parts=%d moved=%d", *facts.values(), extra=facts)
+        facts = {"topic": topic, "done": progress.done, "parts": progress.parts, "moved": progress.moved}
+        log.info("operate.reshard topic=%r done=%d parts=%d moved=%d", *facts.values(), extra=facts)
 
-    return tell
+    return _once_a_second(tell)
+
+
+def _once_a_second(tell: Callable[[T], None]) -> Callable[[T], None]:
+    """Return a callback that passes at most one call a second on."""
+    told = monotonic()
+
+    def tell_seldom(progress: T) -> None:
+        nonlocal told
+        if monotonic() - told >= 1:
+            told = monotonic()
+            tell(progress)
+
+    return tell_seldom
+
+
+def transfer_topic(gate: Gate, given: Given) -> Facts:
+    """Move the pending messages of a topic to another one."""
+    source, to = _find_both(gate, given)
+
+    def tell(progress: Transferred) -> None:
+        facts = {"topic": given["topic"], "to": given["to"], **progress._asdict()}
+        log.info("operate.transfer topic=%r to=%r moved=%d dropped=%d", *facts.values(), extra=facts)
+
+    reason = f"{BURIED_BY_OPERATOR}: topic transfer to {given['to']!r}"
+    plan = plan_transfer(source.open(), to.open(), reason, _once_a_second(tell))
+    done = run_plan(plan, gate.context.link.run_all)
+    left = source.stats()
+    return {
+        "topic": given["topic"], "to": given["to"], "moved": done.moved, "dropped": done.dropped,
+        "left_pending": left.pending, "left_in_flight": left.in_flight,
+    }  # fmt: skip
+
+
+def _look_transfer(gate: Gate, given: Given) -> Facts:
+    source, _ = _find_both(gate, given)
+    stats = source.stats()
+    return {"topic": given["topic"], "to": given["to"], "pending": stats.pending, "in_flight": stats.in_flight}
+
+
+def _find_both(gate: Gate, given: Given) -> tuple[Topic, Topic]:
+    """Return both topics of a transfer. Raises InvalidArgument if they cannot hold the same messages."""
+    source, to = find_topic(gate, given), find_topic(gate, {"topic": given["to"]})
+    if given["to"] == given["topic"]:
+        raise InvalidArgument("to", given["to"], "the same topic", "Name another one")
+    policies = [topic.open().policy for topic in (source, to)]
+    if policies[0].merge.spec != policies[1].merge.spec:
+        before, after = (policy.describe()["merge"] for policy in policies)
+        problem = f"it merges by {after}, and {given['topic']} by {before}"
+        raise InvalidArgument("to", given["to"], problem, "Name a topic with the same merge policy")
+    return source, to
 
 
 def delete_topic(gate: Gate, given: Given) -> Facts:
@@ -274,6 +365,24 @@ TOPIC_VERBS = (
     Verb(
         "topic", "flush", "make pending messages due now: all of a topic, or that of one key", flush_topic,
         (_TOPIC, Parameter("key", "only the message of this key"), _GROUP), _look_flush,
+    ),
+    Verb(
+        "topic", "messages", "list the pending messages of a topic: those that are scheduled or ready by their times, "
+        "then those that wait for their group or for a delivery of their key", list_messages,
+        (
+            _TOPIC, Parameter("limit", f"the most messages, up to {_MOST} (default: 50)", "count"),
+            Parameter("after", "go on where a page ended: what it shows as after"),
+            Parameter("values", "also show payloads", "flag"),
+        ),
+    ),
+    Verb(
+        "topic", "transfer", "move the pending messages of a topic to another one, after its handler was renamed. Each "
+        "keeps its time, payload, attempts and version. Deliveries and the messages behind them are left. After an "
+        "interruption, the same command goes on with the rest", transfer_topic,
+        (
+            _TOPIC,
+            Parameter("to", "the topic that gets the messages, with the same merge policy", required=True),
+        ), _look_transfer,
     ),
     Verb(
         "topic", "peek", "show the messages of a key, in all groups", peek_message,

@@ -461,6 +461,46 @@ class DeadLetterCalls(BaseCalls):
             lambda calls, _: request.split(lambda letter: calls.slot_of(letter[0]), calls._load_dead, restore_order),
         )
 
+    def adopt_letters(self, source: str, letters: Iterable[bytes]) -> Batch[builtins.list[str]]:
+        """Build the calls that make dead letters of the topic `source` pending messages of this one, each once.
+
+        They answer a word for each (`topics/scripts/dead/adopt.lua`). Raises DecodeError.
+        """
+        return self._split_by_slot(
+            [self._adoption(source, packed) for packed in letters],
+            lambda entry: self.slot_of(entry.route),
+            lambda slot, batch: self._adopt_letters(slot, SlotRequest(new_id(), batch)),
+            builtins.list,
+            lambda entry: len(entry.packed),
+            PAGE,
+        )
+
+    def _adoption(self, source: str, packed: bytes) -> _Adoption:
+        """Return a letter with its mark, which tells it from all other letters of its topic."""
+        route, _ = self.check_stored(packed)
+        raw_key, raw_message, _, died_ms, _ = unpack(packed, "a dead letter")
+        message = Message(raw_message, self.policy.merge, self.codec)
+        name = b"\0moved %b %d %d %b" % (source.encode(), message.serial, died_ms, message.raw_group)
+        return _Adoption(route, keys.event(name, raw_key, route), packed)
+
+    def _adopt_letters(self, slot: int, request: SlotRequest[_Adoption]) -> Call[builtins.list[str]]:
+        parts = [part for one in request.entries for part in (one.mark, one.packed)]
+        return self._call(
+            "dead/adopt",
+            slot,
+            (request.id, self._policy, actor_name(), *parts),
+            lambda reply: request.select_answers([text(word) for word in reply[2:]]),
+            lambda calls, _: request.split(lambda one: calls.slot_of(one.route), calls._adopt_letters, restore_order),
+        )
+
+
+class _Adoption(NamedTuple):
+    """A dead letter for another topic: what decides its slot, its mark (`keys.event`), and its bytes."""
+
+    route: bytes
+    mark: bytes
+    packed: bytes
+
 
 def decode_dead_letter(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Codec) -> DeadLetter:
     """Decode a dead letter of a slot. Raises DecodeError."""

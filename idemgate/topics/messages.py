@@ -39,6 +39,9 @@ __all__ = [
     "PackedMessage",
     "Pause",
     "Peek",
+    "PendingMessage",
+    "PendingPage",
+    "Position",
     "Reason",
     "Receipt",
     "ReceiptStatus",
@@ -640,6 +643,47 @@ class Peek:
     in_flight: Message | None
     token: int | None
     lease_until: datetime | None
+
+
+class Position(NamedTuple):
+    """A position among the pending messages of a topic, in any slot: a member of a set, and its score.
+
+    `part` is the number of the set (`topics/scripts/messages/list.lua`).
+    """
+
+    part: int = 1
+    score: float = 0
+    member: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMessage:
+    """A pending message with its key.
+
+    Attributes:
+        position: Its position among the pending messages.
+        raw_key: Its key.
+        state: "scheduled", "ready", "blocked" (it waits for its group) or "waiting" (for a delivery of its key).
+        due_at: The time at which it is due.
+        message: The message, with its payload.
+    """
+
+    position: Position
+    raw_key: bytes
+    state: str
+    due_at: datetime
+    message: Message
+
+
+class PendingPage(NamedTuple):
+    """Pending messages in the order of their positions, and the position after which others may follow, or None.
+
+    `now_ms` is the time of the server.
+    """
+
+    messages: list[PendingMessage]
+    next: Position | None
+    now_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,9 @@ from idemgate.topics.messages import (
     Message,
     Pause,
     Peek,
+    PendingMessage,
+    PendingPage,
+    Position,
     Stats,
     StoredVersion,
     Ticket,
@@ -29,7 +32,7 @@ from idemgate.topics.messages import (
     pack_pause,
 )
 from idemgate.topics.results import find_result
-from idemgate.topics.slots import flatten, route_of, single
+from idemgate.topics.slots import SlotsChanged, flatten, route_of, single
 from idemgate.topics.triggers import TriggerCalls, pack_time
 
 __all__ = ["FlushReply", "TopicCalls"]
@@ -181,6 +184,30 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
             token=token if in_flight else None,
             lease_until=moment(lease_end) if in_flight else None,
         )
+
+    def messages(self, slot: int, after: Position, n: int) -> Call[PendingPage | SlotsChanged]:
+        """Build the call that returns at most `n` pending messages of a slot after a position; fewer if they are large.
+
+        If the slot has moved, it answers SlotsChanged. The position then holds for the other layout, too.
+        """
+
+        def read(reply: list[Any]) -> PendingPage:
+            found = [self._read_pending(reply[1], *reply[i : i + 5]) for i in range(5, len(reply), 5)]
+            return PendingPage(found, Position(reply[2], float(reply[3]), reply[4]) if reply[2] else None, reply[1])
+
+        score = repr(after.score) if after.member else ""
+        args = (after.part, score, after.member, n)
+        return self._call(
+            "messages/list", slot, args, read, self._answer_change(lambda slot: self.messages(slot, after, n))
+        )
+
+    def _read_pending(self, now_ms: int, part: int, score: bytes, member: bytes, key: bytes, packed: bytes) -> Any:
+        due_ms = int(float(score)) if part == 1 else None
+        message = Message(packed, self.policy.merge, self.codec, due_ms=due_ms)
+        state = ("", "scheduled", "ready", "blocked", "waiting")[part]
+        if part == 1 and message.due_ms <= now_ms:
+            state = "ready"
+        return PendingMessage(Position(part, float(score), member), key, state, moment(message.due_ms), message)
 
     def versions(self, key: Key, group: Key | None = None) -> Call[StoredVersion | None]:
         """Build the call that returns the version that is stored for a key, or None."""

@@ -60,6 +60,11 @@ def letter(on: Scene) -> bytes:
     return pack([b"new", message, b"no", now_us // 1000, now_us - 5])
 
 
+def adopt(on: Scene) -> Awaitable[Any]:
+    done: Awaitable[Any] = on.topic.run(lambda calls: calls.adopt_letters("other", [letter(on)]).calls[0])
+    return done
+
+
 NEW, NEW_ONES = frozenset({100}), frozenset({100, 101, 102, 103})
 MANY = [Trigger("new", 100), Trigger("plain", 101), Trigger("later", 102), Trigger("g3", 103, group="g")]
 OPERATIONS = {
@@ -83,6 +88,7 @@ OPERATIONS = {
     "flush all": Operation(lambda on: on.topic.flush(), "topics/flush"),
     "redrive": Operation(lambda on: on.topic.dead.redrive(), "topics/take_dead"),
     "load a letter": Operation(lambda on: on.topic.dead.load([letter(on)]), "topics/dead/load", brings=NEW),
+    "adopt a letter": Operation(adopt, "topics/dead/adopt", brings=NEW),
     "delete letters": Operation(lambda on: on.topic.dead.delete(), "topics/take_dead", frozenset({4})),
 }
 FOUND = {

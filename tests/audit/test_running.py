@@ -268,6 +268,7 @@ def found(there: Snapshot) -> Finding:
 
 def test_commands_name_what_they_mend() -> None:
     assert found(CASES["topic-paused"][0][0]).mend == "idemgate topic resume jobs"
+    assert found(CASES["topic-abandoned"][0][0]).mend == "idemgate topic show mails"
     assert found(CASES["changing"][0][0]).mend == "idemgate topic reshard jobs 8"
     assert found(CASES["changing"][1][0]).mend == "idemgate topic delete jobs"
     assert found(CASES["version-ahead"][0][0]).mend == "idemgate topic reset-version jobs 'order 7'"

@@ -95,6 +95,9 @@ CHANGES = [
         lambda gate: gate.topic("jobs").peek("waits").due_at.year == 2099,
         outcome="rescheduled",
     ),
+    case(
+        "topic transfer jobs empty", lambda gate: gate.topic("empty").stats().scheduled == 2, moved=2, left_in_flight=1
+    ),
     case("topic reset-version jobs waits", lambda gate: gate.topic("jobs").versions("waits") is None, reset=True),
     case("topic reshard jobs 4", lambda gate: gate.stored_topics()[1].slots == 4, before=1, slots=4),
     case("topic delete empty", lambda gate: [one.name for one in gate.stored_topics()] == ["jobs"], deleted=True),
@@ -111,6 +114,7 @@ READS = {
     "topic ls": 2,
     "topic ls --active": 1,
     "topic show jobs": {"topic": "jobs", "scheduled": 2, "in_flight": 1, "dead": 2},
+    "topic messages jobs --values": {"topic": "jobs", "after": None},
     "topic peek jobs waits --values": {"key": "waits", "state": ""},
     "topic versions jobs waits": {"version": 7},
     "group ls jobs": 0,
@@ -396,6 +400,11 @@ REFUSED = {
     "topic pause nothing": "no such topic in the store. There are: empty, jobs",
     f"topic pause jobs --why {'x' * 501}": "a text of 501 characters",
     "topic flush nothing": "no such topic",
+    "topic messages jobs --limit 1001": "Use at most 1000",
+    "topic messages jobs --after 5:x": "not where a page ended",
+    "topic messages jobs --after 9:1.0:k": "not where a page ended",
+    "topic transfer jobs nothing": "no such topic in the store. There are: empty, jobs",
+    "topic transfer jobs jobs": "the same topic",
     "topic delete nothing --yes": "no such topic",
     "topic reshard nothing 4": "no such topic",
     "topic reshard jobs 3": "not a power of two",
@@ -593,6 +602,43 @@ def test_a_topic_is_shown_with_what_holds_it_back(command: Command, gate: Gate) 
     assert shown["paused"] == {"since": pause.since.isoformat(), "by": pause.by, "reason": "an outage"}
     for words in (("show", "t"), ("ls",)):
         assert f"since={pause.since:%Y-%m-%d %H:%M:%S}Z by={pause.by} reason=an outage" in command("topic", *words).out
+
+
+def test_pending_messages_are_listed_a_page_at_a_time(command: Command, filled: Gate) -> None:
+    shown = json.loads(command("topic", "messages", "jobs", "--limit", "1", "--json").out)
+    [first] = shown["messages"]
+    assert "payload" not in first
+    rest = json.loads(command("topic", "messages", "jobs", "--after", shown["after"], "--values", "--json").out)
+    rows = {row["key"]: row for row in [first, *rest["messages"]]}
+    assert {key: (row["state"], row["group"]) for key, row in rows.items()} == {
+        "waits": ("scheduled", None), "grouped": ("scheduled", "g"),
+    }  # fmt: skip
+    assert rest["messages"][0]["payload"] in (1, {"n": 3})  # which one is due first, the clock decides
+    printed = command("topic", "messages", "jobs", "--limit", "1").out
+    assert re.search(r"^after +1:", printed, re.MULTILINE)
+    assert "nothing is pending" in command("topic", "messages", "empty").out
+
+
+def test_a_topic_with_another_merge_policy_gets_no_messages(command: Command, filled: Gate, stored: Any) -> None:
+    filled.topic("sums", merge="sum").open()
+    before = stored()
+    ran = command("topic", "transfer", "jobs", "sums")
+    assert (ran.code, "it merges by sum, and jobs by last" in ran.err, stored()) == (2, True, before)
+
+
+def test_a_transfer_says_how_far_it_is(
+    command: Command, gate: Gate, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(1000))
+    monkeypatch.setattr("idemgate.operate.topics.monotonic", lambda: next(seconds))
+    gate.topic("t").trigger_many([Trigger(f"k{n}", n, delay="1h") for n in range(120)])
+    gate.topic("to").open()
+    caplog.set_level("INFO", "idemgate.operate")
+    assert command("topic", "transfer", "t", "to").code == 0
+    told = [
+        record.moved for record in caplog.records if record.message.startswith("operate.transfer topic='t' to='to'")
+    ]
+    assert told == [50, 100, 120]
 
 
 def test_dead_letters_are_exported_a_line_each(command: Command, gate: Gate) -> None:

@@ -37,7 +37,7 @@ from idemgate.topics import reshard as resizing
 from idemgate.topics.dead_letters import DeadFilter
 from idemgate.topics.deliveries import Settlement
 from idemgate.topics.merge import pack
-from idemgate.topics.messages import Delivery, Forward, Message, Ticket, Trigger
+from idemgate.topics.messages import Delivery, Forward, Message, Position, Ticket, Trigger
 from idemgate.topics.partial import FailedItems
 from idemgate.topics.slots import open_topic, stored_policy
 from idemgate.topics.topic_calls import TopicCalls
@@ -198,6 +198,9 @@ class Slot:
             "redrive named": calls.take_dead(0, "redrive", [*self._letters(), "404"]),
             "delete": calls.take_dead(0, "delete", []),
             "load dead": calls.load_dead([(b"k", pack([b"k", MESSAGE, b"no", far - 60_000, 9]))]).calls[0],
+            "adopt": calls.adopt_letters("other", [pack([b"k", MESSAGE, b"no", far - 60_000, 9])]).calls[0],
+            "messages": calls.messages(0, Position(), 10),
+            "messages, further": calls.messages(0, Position(1, 5.0, b"a"), 10),
             "close": resizing._close(calls, 0, CHANGE),
             "reopen": calls.reopen(0, CHANGE),
             "unload": resizing._unload(calls, 0, CHANGE, 0),

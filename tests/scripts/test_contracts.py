@@ -27,7 +27,8 @@ from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.dead_letters import DeadFilter, DeadPosition
 from idemgate.topics.deliveries import Settlement
-from idemgate.topics.messages import Delivery, Forward, Message, Ticket, Trigger
+from idemgate.topics.merge import pack
+from idemgate.topics.messages import Delivery, Forward, Message, Position, Ticket, Trigger
 from idemgate.topics.partial import FailedItems
 from idemgate.topics.slots import open_topic, stored_policy
 from idemgate.topics.topic_calls import TopicCalls
@@ -362,6 +363,9 @@ def _calls() -> list[Call[Any]]:
         topic.dead(0, DeadFilter("k*", "no", 5), 10, DeadPosition(7, "8")),
         topic.take_dead(0, "redrive", []),
         *topic.load_dead([(b"k", b"letter"), (b"l", b"letter")]).calls,
+        *topic.adopt_letters("other", [pack([b"k", pack_message(b"x"), b"no", 5, number]) for number in (1, 2)]).calls,
+        topic.messages(0, Position(), 10),
+        topic.messages(0, Position(4, 5.0, b"k"), 10),
         results.result(Ticket("t", b"k", b"k", 1, 1, 0)),
         results.cancel("k"),
         results.take(0, 1),

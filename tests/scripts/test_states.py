@@ -37,8 +37,9 @@ from tests.scripts.states import (
     ask_theirs,
 )
 
-READS = {"topics/peek", "topics/stats", "topics/dead", "topics/reshard/replies", "topics/policy", "topics/registry",
-    "topics/versions/read", "topics/audit", "membership/list", "guard/inspect", "guard/scopes", "operate/acts",
+READS = {"topics/peek", "topics/stats", "topics/dead", "topics/messages/list", "topics/reshard/replies",
+    "topics/policy", "topics/registry", "topics/versions/read", "topics/audit", "membership/list", "guard/inspect",
+    "guard/scopes", "operate/acts",
     "history/read", "presence/list", "presence/names", "presence/read", "dedup/get",
     "subscribers/expiry/ttl"}  # fmt: skip
 TOLD = {
@@ -50,6 +51,7 @@ TOLD = {
     "topics/reschedule",
     "topics/flush",
     "topics/take_dead",
+    "topics/dead/adopt",
     "topics/dead/load",
     "topics/pause",
 }

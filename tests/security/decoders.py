@@ -43,7 +43,7 @@ from idemgate.topics import reshard as resizing
 from idemgate.topics.dead_letters import DeadFilter, decode_dead_letter
 from idemgate.topics.deliveries import Settlement
 from idemgate.topics.merge import Merge, merge_of
-from idemgate.topics.messages import Delivery, Forward, Message, Trigger, decode_forwarded, decode_pause
+from idemgate.topics.messages import Delivery, Forward, Message, Position, Trigger, decode_forwarded, decode_pause
 from idemgate.topics.policy import diff_policies, from_stored
 from idemgate.topics.recurring import build_recurring
 from idemgate.topics.slots import open_topic
@@ -208,6 +208,7 @@ def _calls() -> Iterator[Call[Any]]:
     yield topic.flush_slot(0)
     yield topic.peek("k")
     yield topic.dead(0, DeadFilter(), 10)
+    yield topic.messages(0, Position(), 10)
     yield topic.take_dead(0, "redrive", [])
     yield from topic.load_dead([(b"k", b"letter")]).calls
     yield from topic.pause().calls

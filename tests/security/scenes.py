@@ -522,6 +522,13 @@ def operates_on_topics(on: Stage) -> None:
     assert asks(on.mine, "dead", "import", topic="t", file=lines)["added"] == 1
     assert asks(on.mine, "topic", "versions", topic="t", key="c", group="g")["version"] == 1
     assert asks(on.mine, "topic", "reset-version", topic="t", key="c", group="g")["reset"]
+    page = asks(on.mine, "topic", "messages", topic="t", limit=1)
+    assert asks(on.mine, "topic", "messages", topic="t", after=page["after"])["messages"]
+    on.other.topic("to", window="60s").trigger("c", 1, version=1, group="g")
+    assert asks(on.mine, "topic", "transfer", topic="t", to="to")["moved"] == 3
+    on.other.topic("t").trigger("c", 0, version=0, group="g")
+    on.other.topic("to").trigger("c", 1, version=2, group="g")
+    assert asks(on.mine, "topic", "transfer", topic="t", to="to")["dropped"] == 1
     assert asks(on.mine, "topic", "pause", topic="t")["paused"]
     assert asks(on.mine, "topic", "reshard", topic="t", slots=4)["slots"] == 4
     assert asks(on.mine, "topic", "resume", topic="t")["resumed"]

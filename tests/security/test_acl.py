@@ -35,7 +35,7 @@ from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.dead_letters import DeadFilter
 from idemgate.topics.deliveries import Settlement
-from idemgate.topics.messages import Forward, Ticket, Trigger
+from idemgate.topics.messages import Forward, Position, Ticket, Trigger
 from idemgate.topics.slots import open_topic, stored_policy
 from tests.claims import claims_of
 from tests.dedup.dedup_calls import calls_of
@@ -376,6 +376,8 @@ class Scene:
             calls.dead(0, DeadFilter(), 10),
             calls.take_dead(0, "redrive", []),
             *calls.load_dead([calls.check_stored(letter.stored)]).calls,
+            *calls.adopt_letters("other", [letter.stored]).calls,
+            calls.messages(0, Position(), 10),
             calls.take_dead(0, "delete", []),
             *calls.pause().calls,
             *calls.stats().calls,

@@ -133,6 +133,7 @@ MUTATING: dict[str, Callable[[Stage], Call[Any]]] = {
     "redrive, by id": lambda stage: stage.calls.take_dead(0, "redrive", [stage.letter.id.partition("-")[2]]),
     "delete": lambda stage: stage.calls.take_dead(0, "delete", []),
     "load a letter": lambda stage: stage.calls.load_dead([(b"dead", _older(stage.letter))]).calls[0],
+    "adopt a letter": lambda stage: stage.calls.adopt_letters("other", [stage.letter.stored]).calls[0],
 }
 
 

@@ -144,7 +144,8 @@ def renamed_handler(live: Live, drawn: Random) -> Story:
         with live.gate() as gate:
             gate.topic(topic).trigger("order-7", 1, delay="1h")
         live.restart(*PRODUCERS, *WORKERS, renamed=topic)
-        yield Found("topic-abandoned", topic, after=limit_of("topic-abandoned"), also=DRAINING)
+        yield Found("topic-abandoned", topic, after=limit_of("topic-abandoned"), also=DRAINING, shows=("scheduled",))
+        live.run("topic", "transfer", topic, f"{topic}-v2")
         yield Gone("topic-abandoned")
 
 

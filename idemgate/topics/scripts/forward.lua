@@ -18,6 +18,7 @@
 --- @include "topics/lib/schedule/next_due"
 --- @include "topics/lib/schedule/rank"
 --- @include "topics/lib/schedule/schedule"
+--- @include "topics/lib/schedule/parse_ready"
 --- @include "topics/lib/slot/budget"
 --- @include "topics/lib/slot/history"
 local K, p, target, kind = slot(KEYS), policy(ARGV[3]), KEYS[16], ARGV[5]

@@ -17,6 +17,7 @@
 --- @include "topics/lib/schedule/hints"
 --- @include "topics/lib/slot/budget"
 --- @include "topics/lib/slot/require_storing"
+--- @include "topics/lib/trigger/is_outdated"
 --- @include "topics/lib/slot/history"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
@@ -53,14 +54,6 @@ else
   redis.call("HDEL", K.meta, "")
 end
 local before, taken, triggers, folded, outdated, old_triggers = earliest_due(K), 0, 0, 0, 0, 0
-
--- Return true if a trigger with this version would be dropped (topics/lib/trigger/dedup).
-local function is_outdated(key, version)
-  local expires = version ~= "" and tonumber(redis.call("ZSCORE", K.dedup_expiry, "v" .. key))
-  local held = expires and expires > now_ms and redis.call("HGET", K.dedup, "v" .. key)
-  held = held and tonumber(string.match(held, "^[^ ]+") or "")
-  return held and held > (tonumber(version) or held)
-end
 for i = 1, accepted do
   local id = ids[i]
   local letter = redis.call("HGET", K.dead_data, id)
@@ -70,7 +63,7 @@ for i = 1, accepted do
     redis.call("ZREM", K.dead, id)
     redis.call("HDEL", K.dead_data, id) -- fault: letter-gone
     taken, triggers = taken + 1, triggers + m.count
-    if ARGV[4] == "redrive" and is_outdated(letter[1], m.version) then
+    if ARGV[4] == "redrive" and is_outdated(K, letter[1], m.version, now_ms) then
       outdated, old_triggers = outdated + 1, old_triggers + m.count
       note_transition(K, "outdated", letter[1], nil, m)
     elseif ARGV[4] == "redrive" then

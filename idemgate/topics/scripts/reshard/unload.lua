@@ -16,6 +16,7 @@
 --- @include "topics/lib/validate/slot"
 --- @include "topics/lib/slot/message"
 --- @include "topics/lib/schedule/schedule"
+--- @include "topics/lib/schedule/parse_ready"
 --- @include "topics/lib/slot/inflight"
 --- @include "topics/lib/slot/read_entries"
 --- @include "topics/lib/slot/lease_times"

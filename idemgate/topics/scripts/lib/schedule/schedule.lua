@@ -5,12 +5,6 @@ local function ready_member(key, m)
   return string.format("%015.0f", m.due) .. (m.group == "" and "-" or string.sub(m.rank or "", -15)) .. key
 end
 
--- Return the due time of a member of the ready set, or nil, and its key.
-local function parse_ready(member)
-  local from = string.byte(member, 16) == 45 and 17 or 31
-  return tonumber(string.sub(member, 1, 15)), string.sub(member, from)
-end
-
 -- Build the member of the waiting set: it sorts by group, rank (with priorities only), due time, then the serial with
 -- which the message began to wait. A message that never waited has none.
 local function waiting_member(key, m)

@@ -58,7 +58,7 @@ end
 local function next_due_messages(K, ranked, now_ms, most)
   local found, dues = {}, {}
   if ranked then
-    --- @include "topics/lib/schedule/schedule"
+    --- @include "topics/lib/schedule/parse_ready"
     local members = redis.call("ZRANGE", K.ready, 0, most - 1)
     for i, member in ipairs(members) do
       dues[i], found[i] = parse_ready(member)

@@ -1,0 +1,335 @@
+"""The pending messages of a topic: a page of them, and their move to another topic. Only operators do it, blocking."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from idemgate import Gate, Trigger
+from idemgate.core.calls import Batch, run_plan
+from idemgate.core.keys import slot_of
+from idemgate.errors import TopicInUse
+from idemgate.operate.transfer import keep_dead_letters, plan_messages, plan_transfer
+from idemgate.testing import Clock
+from idemgate.topics.dead_letters import PAGE
+from idemgate.topics.messages import Position
+from tests.for_each import for_each
+
+REASON = "moved"
+
+
+def pages(gate: Gate, name: str, n: int) -> Iterator[list[Any]]:
+    """Yield the pages of the pending messages of a topic."""
+    after: Position | None = Position()
+    while after is not None:
+        page = run_plan(plan_messages(gate.topic(name).open(), after, n), gate.context.link.run_all)
+        yield page.messages
+        after = page.next
+
+
+def transfer(gate: Gate, source: str, to: str, send: Callable[[Any], Any] | None = None) -> Any:
+    plan = plan_transfer(gate.topic(source).open(), gate.topic(to).open(), REASON, lambda _: None)
+    return run_plan(plan, send or gate.context.link.run_all)
+
+
+# -- pages ------------------------------------------------------------------------------------------------------------
+
+
+@for_each("slots", [1, 4])
+@for_each("n", [1, 3, 250])
+def test_each_pending_message_is_on_one_page(gate: Gate, clock: Clock, slots: int, n: int) -> None:
+    # Given messages in each state: 40 of one time, some of a group that is busy, and one behind a delivery
+    topic = gate.topic(f"t{slots}-{n}", slots=slots, priority=True)
+    topic.trigger_many([Trigger("runs", 1, group="g"), Trigger("b1", 1, group="g"), Trigger("b2", 1, group="g")])
+    [runs] = topic.take(1)
+    topic.take(9)
+    topic.trigger_many([Trigger(f"k{number}", number, delay="1m") for number in range(40)])
+    topic.trigger_many([Trigger("soon", 1, delay="1s"), Trigger(runs.key, 2, group="g"), Trigger("same", 1)])
+    topic.trigger("same", 1, group="other")
+    topic.trigger("ready", 1, priority=5)
+    # Then each is on one page, in the order of the states and times
+    found = [one for page in pages(gate, topic.name, n) for one in page]
+    names = [one.raw_key.decode() for one in found]
+    there = {runs.key, "b1", "b2", "soon", "ready", "same", *(f"k{number}" for number in range(40))}
+    assert {*names} == there
+    assert len(names) == len(there) + (slot_of(b"other", slots) != slot_of(b"same", slots))
+    states = {one.raw_key.decode(): one.state for one in found}
+    blocked = {"runs", "b1", "b2"} - {runs.key}
+    assert {key for key, state in states.items() if state == "blocked"} == blocked
+    assert (states[runs.key], states["ready"], states["soon"]) == ("waiting", "ready", "scheduled")
+    assert [one.position for one in found] == sorted(one.position for one in found)
+    assert (len(found[0].message.group), found[-1].message.payload) == (0, 2)
+    topic.ack(runs)
+
+
+def test_a_page_goes_on_where_messages_are_gone_and_others_came(gate: Gate, clock: Clock) -> None:
+    topic = gate.topic("t")
+    topic.trigger_many([Trigger(f"k{number}", number, delay="1m") for number in range(9)])
+    walk = pages(gate, "t", 3)
+    assert [one.raw_key for one in next(walk)] == [b"k0", b"k1", b"k2"]
+    topic.cancel("k2")
+    topic.cancel("k4")
+    topic.trigger("k35", 1, delay="1m")
+    assert [one.raw_key for one in next(walk)] == [b"k3", b"k35", b"k5"]
+
+
+def test_a_page_of_large_messages_is_short_and_all_are_found(gate: Gate, clock: Clock) -> None:
+    topic = gate.topic("t", slots=2)
+    topic.trigger_many([Trigger(f"k{number}", "x" * 50_000, delay="1m") for number in range(9)])
+    page = gate.context.link.run(topic.open().messages(0, Position(), PAGE))
+    assert (len(page.messages), page.next is None) == (2, False)
+    found = [one.raw_key for page in pages(gate, "t", 50) for one in page]
+    assert (len(found), len({*found})) == (9, 9)
+
+
+def test_pages_look_past_many_deliveries_without_a_message_behind_them(
+    gate: Gate, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = gate.topic("t")
+    topic.trigger_many([(f"k{number:03}", 1) for number in range(450)])
+    taken = [one for _ in range(5) for one in topic.take(100)]
+    topic.trigger(taken[-1].key, 2)
+    assert [one.state for page in pages(gate, "t", 50) for one in page] == ["waiting"]
+    # And a call that would look too long returns where it got to
+    monkeypatch.setattr("idemgate.operate.transfer._ROUNDS", 1)
+    assert [len(page) for page in pages(gate, "t", 50)] == [0, 0, 1]
+    topic.ack(taken)
+
+
+def test_pages_follow_a_change_of_slots(gate: Gate, url: str, clock: Clock) -> None:
+    topic = gate.topic("t", slots=2)
+    topic.trigger_many([Trigger(f"k{number}", number, delay="1m") for number in range(9)])
+    before = topic.open()
+    with Gate(url, namespace=gate.namespace, clock=clock) as other:
+        other.topic("t", slots=2).reshard(8)
+    page = run_plan(plan_messages(before, Position(), 5), gate.context.link.run_all)
+    rest = run_plan(plan_messages(before, page.next, 5), gate.context.link.run_all)
+    assert [one.raw_key for one in page.messages + rest.messages] == [b"k%d" % number for number in range(9)]
+
+
+# -- moving -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_keeps_all_that_it_has(gate: Gate, clock: Clock) -> None:
+    # Given a message with a version, a priority and a group, which failed once, and is due in a minute
+    old, new = gate.topic("old", priority=True, slots=4), gate.topic("new", priority=True, slots=2)
+    old.trigger("k", {"n": 1}, group="g", version=7, priority=3)
+    [delivery] = old.take(1)
+    old.nack(delivery, delay="1m", reason="KeyError: 7")
+    before = old.peek("k", group="g")
+    # When it is moved
+    assert transfer(gate, "old", "new") == (1, 0)
+    # Then it has them there, and nothing is left
+    after = new.peek("k", group="g")
+    names = ("payload", "count", "attempts", "version", "priority", "group", "failure", "first_ms", "last_ms", "due_ms")
+    assert [getattr(after.pending, one) for one in names] == [getattr(before.pending, one) for one in names]
+    assert after.due_at == before.due_at
+    assert (old.stats().pending, old.stats().dead) == (0, 0)
+    # And a trigger with a lower version is dropped, as it was before
+    assert new.trigger("k", 2, group="g", version=6).status == "dropped"
+    # And a worker gets it when it is due
+    clock.advance("1m")
+    [delivery] = new.take(1)
+    assert (delivery.attempt, delivery.failure) == (2, "KeyError: 7")
+    new.ack(delivery)
+
+
+def test_each_state_is_moved_except_what_runs(gate: Gate, clock: Clock) -> None:
+    old, new = gate.topic("old", slots=2), gate.topic("new")
+    old.trigger_many([Trigger(key, key, group="g") for key in ("runs", "blocked")])
+    [runs] = old.take(9)
+    old.trigger(runs.key, "behind", group="g")
+    old.trigger_many([Trigger("due", 1), Trigger("later", 1, delay="1h")])
+    assert transfer(gate, "old", "new") == (3, 0)
+    assert (old.stats().pending, old.stats().in_flight, old.stats().waiting) == (1, 1, 1)
+    assert (new.stats().ready, new.stats().scheduled) == (2, 1)
+    # And the delivery ends there, as before
+    assert old.ack(runs) == "ok"
+    assert transfer(gate, "old", "new") == (1, 0)
+    assert old.stats().pending == 0
+
+
+def test_messages_that_were_flushed_or_are_ready_are_due_at_once(gate: Gate, clock: Clock) -> None:
+    old, new = gate.topic("old", priority=True), gate.topic("new")
+    old.trigger_many([Trigger("flushed", 1, delay="1h"), Trigger("ranked", 1)])
+    old.take(1)
+    old.flush()
+    assert transfer(gate, "old", "new").moved == 1
+    assert new.stats().ready == 1
+
+
+@for_each(
+    ("old_time", "new_time", "due"),
+    [("10s", "20s", 20), ("20s", "10s", 10), (None, "5s", 5), ("5s", None, 5)],
+)
+def test_it_joins_the_message_of_its_key(
+    gate: Gate, clock: Clock, old_time: str | None, new_time: str | None, due: int
+) -> None:
+    """A time that a caller set stays: that of the message which is there, else that of the one which comes."""
+    names = [f"{kind}-{old_time}-{new_time}" for kind in ("old", "new")]
+    old, new = (gate.topic(name, merge="append", window="1m") for name in names)
+    old.trigger("k", 1, delay=old_time)
+    clock.advance("1ms")
+    new.trigger("k", 2, delay=new_time)
+    now = clock.now()
+    assert transfer(gate, *names).moved == 1
+    seen = new.peek("k")
+    assert (seen.pending.payload, seen.pending.count) == ([1, 2], 2)
+    assert round((seen.due_at - now).total_seconds()) == due
+
+
+def test_it_joins_a_message_at_the_earlier_time(gate: Gate, clock: Clock) -> None:
+    old, new = gate.topic("old", merge="sum", window="1m"), gate.topic("new", merge="sum", window="1m")
+    for first, second in ((old, new), (new, old)):
+        key = first.name
+        first.trigger(key, 1)
+        clock.advance("5s")
+        second.trigger(key, 2)
+        expected = first.peek(key).due_at
+        transfer(gate, "old", "new")
+        assert (new.peek(key).due_at, new.peek(key).pending.payload) == (expected, 3)
+    # And behind a delivery it waits for its end
+    clock.advance("2m")
+    taken = new.take(9)
+    old.trigger("old", 5)
+    transfer(gate, "old", "new")
+    assert (new.stats().waiting, new.peek("old").pending.payload) == (1, 5)
+    new.ack(taken)
+
+
+def test_a_message_of_a_lower_version_is_dropped_and_counted(gate: Gate, clock: Clock) -> None:
+    old, new = gate.topic("old"), gate.topic("new")
+    old.trigger("k", 1, version=3)
+    new.trigger("k", 2, version=4)
+    assert transfer(gate, "old", "new") == (0, 1)
+    assert (new.peek("k").pending.payload, new.stats()["dropped_version"], old.stats().dead) == (2, 1, 0)
+
+
+def test_dead_letters_of_others_stay(gate: Gate, url: str, clock: Clock) -> None:
+    # Given dead letters, more than a program would keep, some with a reason that begins alike, and an old one
+    old = gate.topic("old", dead_retention="365d", max_dead_letters=500)
+    old.trigger("ancient", 1)
+    old.bury("ancient")
+    clock.advance("40d")
+    old.trigger_many([(f"d{number}", number) for number in range(250)])
+    for number in range(250):
+        old.bury(f"d{number}", reason=REASON + " further")
+    old.trigger("k", 1)
+    # When another program, which does not know these limits, moves the messages
+    with Gate(url, namespace=gate.namespace, clock=clock) as other:
+        other.topic("new").open()
+        assert transfer(other, "old", "new") == (1, 0)
+    assert (old.stats().dead, old.stats()["expired"]) == (251, 0)
+
+
+def test_triggers_that_come_meanwhile_stay_and_it_ends(gate: Gate, clock: Clock) -> None:
+    old, new = gate.topic("old"), gate.topic("new")
+    old.trigger_many([(f"k{number}", 1) for number in range(120)])
+    sent = 0
+
+    def send(batch: Batch[Any]) -> Any:
+        nonlocal sent
+        clock.advance("1s")
+        sent += 1
+        answers = gate.context.link.run_all(batch)
+        clock.advance("1s")
+        old.trigger(f"later{sent}", 1)
+        return answers
+
+    assert transfer(gate, "old", "new", send).moved == 121  # one came before the first page was read
+    assert (old.stats().pending, new.stats().pending) == (sent - 1, 121)
+
+
+def test_a_change_of_slots_ends_it_and_it_goes_on_after(gate: Gate, clock: Clock) -> None:
+    old, new = gate.topic("old", slots=2, merge="sum"), gate.topic("new", slots=2, merge="sum")
+    old.trigger_many([(f"k{number}", 1) for number in range(200)])
+    sent = 0
+
+    def send(batch: Batch[Any]) -> Any:
+        nonlocal sent
+        sent += 1
+        if sent == 5:  # letters were adopted, and not deleted
+            old.reshard(4)
+            new.reshard(8)
+        return gate.context.link.run_all(batch)
+
+    with pytest.raises(TopicInUse, match="Repeat the call"):
+        transfer(gate, "old", "new", send)
+    transfer(gate, "old", "new")
+    assert (old.stats().pending, old.stats().dead) == (0, 0)
+    assert sum(one.message.payload for page in pages(gate, "new", 250) for one in page) == 200
+
+
+# -- interruptions ----------------------------------------------------------------------------------------------------
+
+
+class Cut(Exception):
+    """Ends a transfer."""
+
+
+@pytest.mark.parametrize("how", ["before", "half", "after"])
+def test_a_transfer_that_is_interrupted_anywhere_loses_and_doubles_nothing(gate: Gate, clock: Clock, how: str) -> None:
+    """Before, within or after each of its requests, and again in the next try; payloads are added up."""
+    for cut_at in range(1, 40):
+        old, new = (gate.topic(f"{kind}{cut_at}-{how}", merge="sum", slots=2) for kind in ("old", "new"))
+        old.trigger_many([(f"k{number}", 1) for number in range(60)])
+        new.trigger_many([(f"k{number}", 1000) for number in range(0, 60, 7)])
+        wanted = sum(1 if number % 7 else 1001 for number in range(60))
+        ended = False
+        for attempt in range(3):
+            sent = 0
+
+            def send(batch: Batch[Any]) -> Any:
+                nonlocal sent
+                sent += 1
+                if sent == cut_at + attempt and attempt < 2:  # noqa: B023
+                    part = {"before": 0, "half": len(batch.calls) // 2, "after": len(batch.calls)}[how]
+                    gate.context.link.run_all(Batch(batch.calls[:part], list))
+                    raise Cut
+                return gate.context.link.run_all(batch)
+
+            try:
+                transfer(gate, old.name, new.name, send)
+                ended = attempt == 0
+                break
+            except Cut:
+                # Triggers and deliveries go on meanwhile: what is buried does not merge with them
+                old.trigger(f"k{attempt}", 10_000)
+                wanted += 10_000
+                clock.advance("10m")
+                for delivery in new.take(3):
+                    wanted -= delivery.payload
+                    new.ack(delivery)
+        assert sum(one.message.payload for page in pages(gate, new.name, 250) for one in page) == wanted, cut_at
+        assert (old.stats().pending, old.stats().dead) == (0, 0)
+        if ended:
+            return
+    pytest.fail("it never ended")
+
+
+@for_each("seed", range(20))
+def test_two_transfers_at_once_move_each_message_once(gate: Gate, clock: Clock, seed: int) -> None:
+    drawn = random.Random(seed)
+    old, new = (gate.topic(f"{kind}{seed}", merge="sum", slots=2) for kind in ("old", "new"))
+    old.trigger_many([(f"k{number}", 1) for number in range(130)])
+    plans = [plan_transfer(old.open(), new.open(), REASON, lambda _: None) for _ in range(2)]
+    waiting = [(plan, next(plan)) for plan in plans]
+    moved = 0
+    while waiting:
+        plan, request = waiting.pop(drawn.randrange(len(waiting)))
+        try:
+            waiting.append((plan, plan.send(gate.context.link.run_all(request))))
+        except StopIteration as end:
+            moved += end.value.moved
+    assert (moved, new.stats().pending, old.stats().pending, old.stats().dead) == (130, 130, 0, 0)
+
+
+def test_a_bury_by_an_operator_discards_no_dead_letter(gate: Gate, clock: Clock) -> None:
+    topic = gate.topic("t", max_dead_letters=1)
+    topic.trigger_many([("a", 1), ("b", 1)])
+    topic.bury("a")
+    gate.context.link.run(keep_dead_letters(topic.open()).bury("b"))
+    assert (topic.stats().dead, topic.stats()["expired"]) == (2, 0)
