@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from idemgate.audit.running import command_line
 from idemgate.core import keys
 from idemgate.core.calls import Call, call, new_id, stamp
 from idemgate.core.history import KEPT_ACTS, Act, Subject, decode_act, pack_act, stored_key
@@ -51,7 +52,7 @@ def perform(gate: Gate, verb: Verb, given: Given, *, who: str, why: str = "") ->
 
 
 def describe_act(verb: Verb, given: Given, show: Callable[[str, str], str] = lambda _, text: text) -> str:
-    """Return the command of an act, without values that hold payloads or results.
+    """Return the command of an act as a shell reads it, without values that hold payloads or results.
 
     `show` returns what is shown of a text of a kind of `Redact`: "key" or "error".
     """
@@ -60,12 +61,15 @@ def describe_act(verb: Verb, given: Given, show: Callable[[str, str], str] = lam
         value = given.get(parameter.name)
         if value is None or value is False or value == []:
             continue
-        shown = "..." if parameter.kind == "json" else " ".join(value) if parameter.kind == "texts" else str(value)
+        if parameter.kind == "texts":
+            words += value
+            continue
+        shown = "..." if parameter.kind == "json" else str(value)
         if parameter.name in _REDACTED:
             shown = show(_REDACTED[parameter.name], shown)
         flag = f"--{parameter.name.replace('_', '-')}"
         words += [shown] if parameter.required else [flag] if value is True else [flag, shown]
-    return " ".join(words)
+    return command_line(*words)
 
 
 def _subject(gate: Gate, verb: Verb, given: Given) -> Subject:

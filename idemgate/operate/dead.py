@@ -31,7 +31,7 @@ from idemgate.topics.dead_letters import (
 from idemgate.topics.limits import rate_of
 from idemgate.topics.topic import Topic
 
-__all__ = ["DEAD_VERBS"]
+__all__ = ["DEAD_VERBS", "letter_facts"]
 
 log = logging.getLogger("idemgate.operate")
 _RATE = "1000/1s"
@@ -44,7 +44,7 @@ _FILTERS = ("key", "reason", "since", "until")
 def list_dead(gate: Gate, given: Given) -> list[dict[str, Any]]:
     """Return dead letters, newest first."""
     letters = find_topic(gate, given).dead.list(given["limit"] or 50, **_filters(given))
-    return [_facts(letter, given["values"]) for letter in letters]
+    return [letter_facts(letter, given["values"]) for letter in letters]
 
 
 def export_dead(gate: Gate, given: Given) -> Iterator[dict[str, Any]]:
@@ -53,7 +53,7 @@ def export_dead(gate: Gate, given: Given) -> Iterator[dict[str, Any]]:
     for letter in iterate_dead_letters(calls, gate.context.link.run_all, wanted):
         times = {"first_at": letter.first_at, "last_at": letter.last_at}
         exported = export_payload(letter, gate.context.codec)
-        yield _facts(letter, values=False) | times | exported | {"stored": b64encode(letter.stored).decode()}
+        yield letter_facts(letter, values=False) | times | exported | {"stored": b64encode(letter.stored).decode()}
 
 
 def import_dead(gate: Gate, given: Given) -> Facts:
@@ -67,7 +67,9 @@ def _look_import(gate: Gate, given: Given) -> Facts:
     topic = find_topic(gate, given)
     found, policy = _read_letters(topic, given["file"]), topic.open().policy
     letters = [decode_dead_letter(0, b"", stored, policy.merge, gate.context.codec) for stored in found[:_SAMPLES]]
-    samples = [{name: value for name, value in _facts(one, values=False).items() if name != "id"} for one in letters]
+    samples = [
+        {name: value for name, value in letter_facts(one, values=False).items() if name != "id"} for one in letters
+    ]
     return {"topic": given["topic"], "letters": len(found), "samples": samples}
 
 
@@ -154,7 +156,7 @@ def _look(gate: Gate, given: Given) -> Facts:
         return {"topic": given["topic"], "selected": len(selection["ids"]), "ids": ", ".join(selection["ids"])}
     letters = topic.dead.list(selection["limit"] or _COUNTED, **_filters(given))
     more = "" if selection["limit"] or len(letters) < _COUNTED else " or more"
-    samples = [_facts(letter, values=False) for letter in letters[:_SAMPLES]]
+    samples = [letter_facts(letter, values=False) for letter in letters[:_SAMPLES]]
     return {"topic": given["topic"], "selected": f"{len(letters)}{more}", "samples": samples}
 
 
@@ -174,7 +176,8 @@ def _filters(given: Given) -> dict[str, Any]:
     return {name: given[name] for name in _FILTERS}
 
 
-def _facts(letter: DeadLetter, values: bool) -> dict[str, Any]:
+def letter_facts(letter: DeadLetter, values: bool) -> dict[str, Any]:
+    """Return a dead letter as facts, with its payload only if `values` is true."""
     facts = {
         "id": letter.id, "key": letter.key, "died_at": letter.died_at, "attempts": letter.attempts,
         "triggers": letter.count, "reason": letter.reason,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from idemgate.core.calls import Batch, Call, call, run_plan, stamp, text
+from idemgate.core.calls import PROCESS_BYTES, Batch, Call, call, run_plan, stamp, text
 from idemgate.core.history import KEPT_ACTS
 from idemgate.core.keys import raw, record, scopes
 from idemgate.core.text import one_line
@@ -15,13 +17,16 @@ from idemgate.guard.claim_calls import Claims, Record
 from idemgate.guard.manage import Resolution
 from idemgate.history.calls import ask_names, find_guard_history, find_message_history
 from idemgate.operate.acts import acts_call
+from idemgate.operate.dead import letter_facts
 from idemgate.operate.topics import message_rows
 from idemgate.operate.values import show_value
 from idemgate.operate.verb import Facts, Given, Parameter, Verb
-from idemgate.topics.registry import find_messages
+from idemgate.topics.registry import find_dead_letters, find_messages
 
 __all__ = ["KEY_VERBS", "scopes_call"]
 
+_PROCESS = re.compile(r".*, pid (\d+) on (.+)", re.DOTALL)
+"""The name of a process (`process_name`). `worker show` takes its host and pid."""
 _DEFAULTS = ("claim", "first")
 """The scopes of `gate.claim` and `gate.first`, which no program registers."""
 
@@ -67,18 +72,47 @@ def show_key(gate: Gate, given: Given) -> Facts:
     Its timeline follows, the oldest first. Of a key without any trace, `no_trace_since` is the time from which there
     would be one.
     """
-    records = find_records(gate, given["key"], given["scope"])
-    values = given.get("values", False)
-    found = [_facts(scope, entry, values) for scope, entry in records.items() if entry.state != "absent"]
-    topics = find_messages(gate.context, given["key"]) if given["scope"] is None else {}
+    key, values, context = given["key"], given.get("values", False), gate.context
+    records = {**find_records(gate, key, given["scope"])}
+    timeline, since = _timeline(gate, key, given["scope"], list(records))
+    owners = [entry.owner for entry in records.values() if entry.owner]
+    names = run_plan(
+        ask_names(context, [_id(one) for one in [*owners, *(row["by"] for row in timeline)]]), context.link.run_all
+    )
+    timeline = [row | {"by": names.get(row["by"], row["by"])} for row in timeline]
+    found = [
+        _facts(scope, entry, names.get(_id(entry.owner), ""), values)
+        for scope, entry in records.items() if entry.state != "absent"
+    ]  # fmt: skip
+    topics = find_messages(context, key) if given["scope"] is None else {}
     messages = [{"topic": topic} | row for topic, seen in topics.items() for row in message_rows(seen, values)]
-    state = "" if found or messages else "absent"
-    timeline, since = _timeline(gate, given["key"], given["scope"], list(records))
+    buried = [row["of"] for row in timeline if row["what"] == "buried"]
+    dead = find_dead_letters(context, key, buried) if given["scope"] is None else {}
+    state = "" if found or messages else "dead letter" if dead else "absent"
     return {
-        "key": given["key"], "state": state, "scopes_searched": list(records), "topics_searched": list(topics),
-        "no_trace_since": since if state and not timeline else None, "records": found, "messages": messages,
+        "key": key, "state": state, "scopes_searched": list(records), "topics_searched": list(topics),
+        "no_trace_since": since if state == "absent" and not timeline else None,
+        "ran_twice": "; ".join(_ran_twice(timeline)), "records": found, "messages": messages,
+        "dead_letters": [{"topic": topic} | letter_facts(one, values) for topic, seen in dead.items() for one in seen],
         "timeline": timeline,
     }  # fmt: skip
+
+
+def _id(owner: str) -> str:
+    """Return the part of an owner's id that names its process in histories."""
+    return owner[: 2 * PROCESS_BYTES]
+
+
+def _ran_twice(timeline: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what a timeline tells of work that ran twice: an owner ended it after another run had begun."""
+    for lost in timeline:
+        if lost["what"] != "lost":
+            continue
+        for one in timeline:
+            again = one["token"] == lost["token"] if one["what"] == "lapsed" else one["what"] == "taken_over"
+            if again and one["of"] == lost["of"]:
+                yield f"in {lost['of']}: {lost['by']} ended it after its lease had ended, and {one['by']} ran it again"
+                break
 
 
 def _timeline(
@@ -96,8 +130,6 @@ def _timeline(
         }
         for of, history in found for one in reversed(history.transitions)
     ]  # fmt: skip
-    names = run_plan(ask_names(gate.context, [row["by"] for row in rows]), gate.context.link.run_all)
-    rows = [row | {"by": names.get(row["by"], row["by"])} for row in rows]
     since = max((history.since for _, history in found), default=None)
     return sorted(rows, key=lambda row: row["at"]), since
 
@@ -114,10 +146,13 @@ def _acts(gate: Gate, key: str, scope: str | None) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _facts(scope: str, entry: Record, values: bool) -> dict[str, Any]:
+def _facts(scope: str, entry: Record, process: str, values: bool) -> dict[str, Any]:
+    """Return a record as facts. `process` is the name of its owner's process as histories have it, or ""."""
+    named = _PROCESS.fullmatch(process)
     facts = {
         "scope": scope, "state": entry.state, "since": entry.since, "attempts": entry.attempts,
         "taken_over": entry.taken_over, "token": entry.token, "owner": entry.owner or None,
+        "process": named and f"{named[2]}:{named[1]}",
         "lease_left": entry.lease_left, "retention_left": entry.retention_left, "unstored": entry.unstored_reason,
     }  # fmt: skip
     if values:
@@ -185,7 +220,8 @@ _KEY = Parameter("key", "the key", required=True)
 _SCOPE = Parameter("scope", "the scope of the key (default: the only one that has it)")
 KEY_VERBS = (
     Verb(
-        "key", "show", "show what is stored for a key: its records in all scopes, and its messages in all topics",
+        "key", "show", "show what is stored for a key: its records in all scopes, its messages in all topics, and its "
+        "dead letters among the newest 200 of a slot, in at most 20 slots",
         show_key,
         (
             _KEY, Parameter("scope", "only the record in this scope"),

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from glob import escape
 from typing import Any, TypeVar
 
 from idemgate.core import keys
 from idemgate.core.calls import Batch, Call, call, stamp, text
 from idemgate.core.clock import Clock
-from idemgate.core.keys import Key
+from idemgate.core.keys import Key, text_of
 from idemgate.errors import DecodeError
 from idemgate.store.context import Context
+from idemgate.topics.dead_letters import DeadFilter, DeadLetter, DeadPage
 from idemgate.topics.messages import Peek, Stats
 from idemgate.topics.policy import DEFAULT, Policy, from_stored, slots_of
 from idemgate.topics.topic_calls import TopicCalls
 
 __all__ = [
-    "RegistryEntry", "StoredTopic", "find_entry", "find_messages", "is_active", "list_entries", "read_topics",
-    "stored_topics", "stored_topics_async",
+    "RegistryEntry", "StoredTopic", "find_dead_letters", "find_entry", "find_messages", "is_active", "list_entries",
+    "read_topics", "stored_topics", "stored_topics_async",
 ]  # fmt: skip
 
 S = TypeVar("S")
@@ -143,6 +145,44 @@ def find_messages(context: Context, key: Key) -> dict[str, list[Peek]]:
 
     found = link.run_all(_batch_of_topics(context, entries, build, lambda _, __, seen: seen))
     return {entry.name: seen for entry, seen in zip(entries, found, strict=True)}
+
+
+MOST_SLOTS = 20
+"""The most slots whose dead letters are searched for a key. Each takes the server up to 2 ms."""
+_MOST_LETTERS = 3
+
+
+def find_dead_letters(context: Context, key: Key, buried: Container[str]) -> dict[str, list[DeadLetter]]:
+    """Return dead letters of a key by topic, the newest three of a slot. Takes three round trips.
+
+    It looks at the newest 200 letters of each slot, in at most 20 slots that have some: first those of the topics in
+    `buried`, since the group of the key is unknown, then the slot of the key in the others.
+    """
+    link, raw_key = context.link, keys.raw(key)
+    entries = [one for one in link.run(list_entries(context.namespace, context.clock)) if one.to < 0]
+    places = [
+        (entry, slot)
+        for entry in sorted(entries, key=lambda one: one.name not in buried) for slots in [entry.decode(slots_of)]
+        for slot in (range(slots) if entry.name in buried else [keys.slot_of(raw_key, slots)])
+    ]  # fmt: skip
+    names = [keys.slot(context.namespace, one.name, slot, one.decode(slots_of))[_DEAD] for one, slot in places]
+    there = zip(places, link.probe([("EXISTS", name) for name in names]), strict=True)
+    found = [place for place, exists in there if exists != 0][:MOST_SLOTS]
+    wanted = DeadFilter(key=escape(text_of(key)))
+
+    def build(calls: TopicCalls, entry: RegistryEntry) -> Batch[list[DeadLetter]]:
+        requests = [calls.dead(slot, wanted, _MOST_LETTERS) for one, slot in found if one is entry]
+        return Batch(
+            requests, lambda pages: [one for page in pages if isinstance(page, DeadPage) for one in page.letters]
+        )
+
+    chosen = list({id(entry): entry for entry, _ in found}.values())
+    letters = link.run_all(_batch_of_topics(context, chosen, build, lambda _, __, seen: seen))
+    mine = {entry.name: list(filter(wanted.matches, seen)) for entry, seen in zip(chosen, letters, strict=True)}
+    return {name: seen for name, seen in mine.items() if seen}
+
+
+_DEAD = keys.PARTS.index("dead")
 
 
 def stored_topics(context: Context, active: bool) -> list[StoredTopic]:

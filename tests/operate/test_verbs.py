@@ -8,7 +8,9 @@ import os
 import pty
 import re
 import shlex
+import socket
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,11 +30,13 @@ from idemgate.operate.acts import acts_call, perform, record_call
 from idemgate.operate.arguments import parse_given, read_command
 from idemgate.operate.table import NOUNS, VERBS
 from idemgate.presence.calls import beat
+from idemgate.testing import Clock
 from idemgate.topics.merge import pack
 from idemgate.topics.registry import find_messages
 from tests.for_each import for_each
 from tests.messages import pack_message
 from tests.operate.conftest import Command
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,6 +173,81 @@ def test_a_key_that_is_gone_has_a_timeline(filled: Gate, command: Command) -> No
     shown = command("key", "show", "gone").out
     assert "absent" in shown
     assert "no trace since" not in shown
+
+
+def test_a_buried_message_is_shown_as_a_dead_letter(filled: Gate, command: Command) -> None:
+    # Given a message that was buried, one in a group of another slot, and one whose burial the history forgot
+    topic = filled.topic("wide", slots=64)
+    assert slot_of(b"grouped", 64) != slot_of(b"g", 64)
+    topic.trigger("grouped", {"n": 7}, group="g")
+    topic.bury("grouped", group="g", reason="no stock")
+    for key, state in {"bad": "dead letter", "wors*": "absent"}.items():
+        assert json.loads(command("key", "show", key, "--json").out)["state"] == state
+    [letter] = json.loads(command("key", "show", "bad", "--values", "--json").out)["dead_letters"]
+    assert (letter["topic"], letter["reason"], letter["payload"]) == ("jobs", "ValueError: bad", {"n": 1})
+    assert "payload" not in json.loads(command("key", "show", "bad", "--json").out)["dead_letters"][0]
+    facts = json.loads(command("key", "show", "grouped", "--json").out)
+    assert [(one["topic"], one["reason"]) for one in facts["dead_letters"]] == [("wide", "no stock")]
+    assert facts["state"] == ""  # another message of this key waits
+    # And the printed id redrives it
+    assert command("dead", "redrive", "jobs", letter["id"]).code == 0
+    assert json.loads(command("key", "show", "bad", "--json").out)["dead_letters"] == []
+
+
+def test_dead_letters_of_a_key_are_sought_in_a_bounded_number_of_slots(
+    gate: Gate, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("idemgate.topics.registry.MOST_SLOTS", 2)
+    for name in ("a", "b", "c"):
+        gate.topic(name).trigger("k", 1)
+        gate.topic(name).bury("k")
+    found = json.loads(command("key", "show", "k", "--json").out)["dead_letters"]
+    assert [one["topic"] for one in found] == ["a", "b"]
+
+
+def test_the_owner_of_a_key_is_named_as_worker_show_takes_it(
+    filled: Gate, command: Command, raw: Any, namespace: str
+) -> None:
+    filled.context.link.run(beat(namespace, None, "0" * 32, b"report", named=True))
+    raw.delete(*keys.presence(namespace, "0" * 32))
+    [record] = json.loads(command("key", "show", "runs", "--json").out)["records"]
+    assert record["process"] == f"{socket.gethostname()}:{os.getpid()}"
+
+
+def test_a_key_says_that_its_work_ran_twice(filled: Gate, command: Command, url: str, namespace: str) -> None:
+    # Given a claim that another one took over, and that ended after it
+    with Gate(url, namespace=namespace, clock=Clock(time.time() - 3600)) as earlier:
+        first = earlier.claim("pay", lease="1s")
+        filled.claim("pay", lease="1m").complete("paid")
+        first.complete("paid")
+        wait_until(lambda: "lost" in [what for what, _, _ in timeline(command, "pay")])
+    # Then the key says so, and another one does not
+    shown = command("key", "show", "pay").out
+    told = r"^ran twice +in claim: .* ended it after its lease had ended, and .* ran it again$"
+    assert re.search(told, shown, re.MULTILINE)
+    assert "ran twice" not in command("key", "show", "runs").out
+    # And so does the key of a message
+    topic = filled.topic("late")
+    with Gate(url, namespace=namespace, clock=Clock(time.time() - 3600)) as earlier:
+        earlier.topic("late").trigger("k", 1)
+        [delivery] = earlier.topic("late").take(1)
+    [again] = topic.take(1)
+    topic.ack(again)
+    topic.ack(delivery)
+    assert re.search(r"^ran twice +in late: ", command("key", "show", "k").out, re.MULTILINE)
+
+
+def test_acts_quote_their_arguments(filled: Gate, command: Command) -> None:
+    filled.topic("jobs").trigger("order 7; rm\x1b", delay="1h")
+    for words in (
+        ("flush", "jobs", "--key", "order 7; rm\x1b"),
+        ("pause", "jobs"),
+        ("flush", "jobs", "--key", "waits"),
+    ):
+        assert command("topic", *words).code == 0
+    assert [act["what"] for act in acts(filled)] == [
+        "topic flush jobs --key waits", "topic pause jobs", "topic flush jobs --key $'order 7; rm\\U0000001b'",
+    ]  # fmt: skip
 
 
 def test_an_act_is_found_by_what_it_is_about(filled: Gate, command: Command) -> None:

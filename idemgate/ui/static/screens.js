@@ -428,7 +428,7 @@ function keyOf(app, facts) {
       </p>
       ${timelineOf(facts)}`;
   }
-  const { records, messages, timeline, ...others } = facts;
+  const { records, messages, dead_letters: letters, timeline, ...others } = facts;
   const ofRecord = (row) => ({ key: facts.key, scope: row.scope });
   const ofMessage = (row) => ({ topic: row.topic, key: facts.key, ...(row.group && { group: row.group }) });
   const buttons = (noun, names, given) => [
@@ -446,6 +446,18 @@ function keyOf(app, facts) {
       messages.length
         ? html`<h2>Messages</h2>
             ${rowsOf("Messages", messages, [buttons("topic", (row) => MESSAGE_VERBS[row.state], ofMessage)])}`
+        : nothing
+    }
+    ${
+      letters.length
+        ? html`<h2>Dead letters</h2>
+            ${rowsOf("Dead letters", letters, [
+              buttons(
+                "dead",
+                () => ["redrive", "rm"],
+                (row) => ({ topic: row.topic, ids: [row.id] }),
+              ),
+            ])}`
         : nothing
     }
     ${answerOf({ ...others, key: null, scopes_searched: null, topics_searched: null })} ${timelineOf(facts)}
