@@ -148,7 +148,11 @@ SERVER_KINDS: dict[str, Kind] = {
     "server": Kind("critical", "idemgate was not tested with this server", "use Redis >= 6.2 or Valkey"),
     "role": Kind("critical", "the URL names another server than the primary, or it starts", "connect to the primary"),
     "eviction": Kind("critical", _SETTINGS, "set maxmemory-policy to noeviction"),
-    "evicted": Kind("critical", "the server removed keys to free memory", "switch eviction off, and audit the data"),
+    "evicted": Kind(
+        "critical",
+        "the server removed keys to free memory",
+        "switch eviction off, audit the data, and repair what that finds; then `CONFIG RESETSTAT` ends the finding",
+    ),
     "memory": Kind("critical", "more data than memory", "more memory, a shorter retention, or fewer dead letters"),
     "persistence": Kind("critical", _SETTINGS, "switch the append-only file on"),
     "disk": Kind("critical", "the disk is full or fails", "check the server's log and disk"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,13 +19,23 @@ __all__ = ["BURIED_BY_OPERATOR", "command_line", "findings", "group_by_topic", "
 
 _SETTINGS = ("eviction", "persistence", "replicas", "server")
 """The checks whose warnings are advice on settings. The doctor gives it; nothing is wrong at the moment."""
-_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "store-unavailable": ("last_minute", ("worker.store_unavailable",)),
-    "leases-lost": ("last_10_minutes", ("worker.lease_lost", "worker.lost", "once.lease_lost", "once.lost")),
-    "ran-unguarded": ("last_10_minutes", ("once.store_error.run", "once.store_error.local")),
-    "completion-lost": ("last_10_minutes", ("once.completion_lost",)),
+_COUNTERS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
+    "store-unavailable": ("last_minute", (("worker.store_unavailable",),)),
+    "leases-lost": ("last_10_minutes", (("worker.lease_lost", "worker.lost"), ("once.lease_lost", "once.lost"))),
+    "ran-unguarded": ("last_10_minutes", (("once.store_error.run",), ("once.store_error.local",))),
+    "completion-lost": ("last_10_minutes", (("once.completion_lost",),)),
 }
-"""The kinds that are an increase of counters, summed over all processes: since when, and of which counters."""
+"""The kinds that are an increase of counters, summed over all processes: since when, and of which counters.
+
+Counters that stand together may count the same event, while the work runs and when it ends: only the larger one counts.
+"""
+_FAILED_STORE = re.compile(
+    r"(?:idemgate\.errors\.)?(?:StoreUnavailable|NotDurable|ServerRejected)\b"
+    r"|(?:redis|valkey)\.exceptions\.(?:ConnectionError|TimeoutError|MaxConnectionsError|\w*DownError|BusyLoadingError"
+    r"|OutOfMemoryError|ReadOnlyError|NoPermissionError)\b"
+    r"|.*\b(?:OOM command not allowed|READONLY You can't write|LOADING Redis is|MISCONF |NOREPLICAS |CLUSTERDOWN )"
+)
+"""How errors begin, or what they hold, if the store failed and not the handler."""
 BURIED_BY_OPERATOR = "buried by an operator"
 """The reason of `topic bury` without a reason: its letters are no news."""
 _MANY_PLACES = 32
@@ -83,11 +94,14 @@ def _judge_servers(snapshot: Snapshot) -> Iterator[Finding]:
 
 def _redis_cli(server: str, mend: str) -> str:
     """Return the command for this server if the doctor's advice is one, else ""."""
-    if not mend.startswith("CONFIG "):
+    words = mend.partition("   (")[0].split()
+    if words[:1] == ["idemgate"]:
+        return command_line(*words)
+    if words[:1] != ["CONFIG"]:
         return ""
     host, _, port = server.rpartition(":")
     where = ("-h", host, "-p", port) if port.isdigit() else ("-s", server)
-    return command_line("redis-cli", *where, *mend.partition("   (")[0].split())
+    return command_line("redis-cli", *where, *words)
 
 
 # -- topics -----------------------------------------------------------------------------------------------------------
@@ -173,6 +187,12 @@ def _judge_lateness(snapshot: Snapshot, topic: TopicSeen, serving: Sequence[Proc
         what += f", with a rate of {topic.rate:g}/s"
     elif places:
         what += f"; its workers use {busy} of {places} places"
+    if (
+        serving
+        and stats.in_flight
+        and not any(any(one.times[topic.name].handling) for one in serving if topic.name in one.times)
+    ):
+        what += ", and no handler ended in ten minutes"
     mend = verb_line("worker", "ls", of=topic.name)
     numbers = {"ready": stats.ready, "in_flight": stats.in_flight, "busy": busy, "places": places}
     yield Finding("topic-late", "", what, mend, topic.name, since=since, numbers=numbers)
@@ -261,7 +281,8 @@ def _type_of(reason: str) -> str:
 
 def _judge_keys(snapshot: Snapshot) -> Iterator[Finding]:
     for message in snapshot.failing:
-        if message.attempts >= limit_of("poison-message"):
+        # No message is at fault for an error of the store, and a buried one would have to be brought back.
+        if message.attempts >= limit_of("poison-message") and not _FAILED_STORE.match(message.error):
             what = f"failed {message.attempts} times, and is tried again: {message.error}"
             mend = verb_line("topic", "bury", message.topic, message.key, **_group(message.group))
             numbers = {"attempts": message.attempts}
@@ -310,17 +331,25 @@ def _judge_processes(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _judge_counters(snapshot: Snapshot, kind: str) -> Iterator[Finding]:
-    span, names = _COUNTERS[kind]
+    span, groups = _COUNTERS[kind]
     rose = {
-        one.name: sum(getattr(one.counters[name], span) for name in names if name in one.counters)
+        one.name: sum(
+            max((getattr(one.counters[name], span) for name in names if name in one.counters), default=0)
+            for names in groups
+        )
         for one in snapshot.processes
     }
     total = sum(rose.values())
     if total >= limit_of(kind):
         worst = sorted((name for name in rose if rose[name]), key=lambda name: -rose[name])
+        names = [name for names in groups for name in names if any(name in one.counters for one in snapshot.processes)]
         what = f"{total} in the {span.replace('_', ' ')}: {', '.join(names)}"
         mend = verb_line("worker", "show", worst[0])
         yield Finding(kind, "", what, mend, where=_some(worst), numbers={"number": total, "processes": len(worst)})
+
+
+_REFUSED = ("refused_payload", "refused_too_large")
+"""The counters of a topic that count refused triggers."""
 
 
 def _judge_refused(snapshot: Snapshot) -> Iterator[Finding]:
@@ -329,10 +358,12 @@ def _judge_refused(snapshot: Snapshot) -> Iterator[Finding]:
         for row in one.refused:
             if _age(snapshot, row.at) < limit_of("payload-refused"):
                 by_topic[row.of].append((row.at, row.key, row.error, one.name))
+    stored = {one.name: sum(map(one.stats.__getitem__, _REFUSED)) for one in snapshot.topics}
     for topic, rows in by_topic.items():
         _, key, error, process = max(rows)
-        what = f"{_count(len(rows), 'trigger')} refused lately, the last of {key!r}: {error}"
-        mend, numbers = verb_line("worker", "show", process), {"number": len(rows)}
+        number = max(len(rows), stored.get(topic, 0))  # a process remembers the newest few only
+        what = f"{_count(number, 'trigger', '')} refused in all, the last of {key!r}: {error}"
+        mend, numbers = verb_line("worker", "show", process), {"number": number}
         yield Finding("payload-refused", key, what, mend, topic, process, min(rows)[0], numbers)
 
 

@@ -115,7 +115,8 @@ def _eviction(seen: Seen) -> Iterator[Check]:
         what = (
             f"{seen.number('evicted_keys'):,} keys were evicted since the server started; some may belong to idemgate"
         )
-        yield Check("evicted", "critical", what, "CONFIG RESETSTAT   (after idemgate doctor --audit)")
+        mend = "idemgate doctor --audit   (repair what it finds; then CONFIG RESETSTAT ends this finding)"
+        yield Check("evicted", "critical", what, mend)
 
 
 def _memory(seen: Seen) -> Iterator[Check]:
@@ -129,8 +130,10 @@ def _memory(seen: Seen) -> Iterator[Check]:
         f"{_format_bytes(used)} of {_format_bytes(room)}{'' if limit else ' (the machine; no maxmemory)'}, {share:.0%}"
     )
     mend = "more memory, a shorter retention, or fewer dead letters"
-    if limit and 3 * limit < seen.number("total_system_memory"):
-        mend = f"CONFIG SET maxmemory {2 * limit}   (then CONFIG REWRITE; or {mend})"
+    enough = 2 * max(used, limit)  # half of it is free then, also if far more is stored than the limit allows
+    if limit and 4 * enough < 3 * seen.number("total_system_memory"):
+        how = "twice what is stored or allowed now"
+        mend = f"CONFIG SET maxmemory {enough}   ({how}; then CONFIG REWRITE; or {mend})"
     if share >= 0.95:
         yield Check("memory", "critical", f"{what}: new claims and triggers fail, or soon will", mend)
     elif share >= 0.8:

@@ -62,18 +62,17 @@ def status(options: argparse.Namespace) -> int:
     """Return 0 if nothing is wrong, 3 for warnings, 4 for what is critical. Raises StoreError, unless it watches."""
     with Gate(url_of(options), namespace=options.namespace, presence=False) as gate:
         if options.watch is None:
-            return _show_once(gate, options)
-        code = 0
+            return _show_snapshot(take_snapshot(gate), options)
+        code, snapshot = 0, None
         try:
             while True:
-                code = _show_again(gate, options)
+                code, snapshot = _show_again(gate, options, snapshot)
                 time.sleep(options.watch)
         except KeyboardInterrupt:
             return code
 
 
-def _show_once(gate: Gate, options: argparse.Namespace) -> int:
-    snapshot = take_snapshot(gate)
+def _show_snapshot(snapshot: Snapshot, options: argparse.Namespace) -> int:
     found = [one for one in findings(snapshot) if options.only is None or _is_about(one, options.only)]
     complete = _completer(options)
     if options.json:
@@ -86,15 +85,16 @@ def _show_once(gate: Gate, options: argparse.Namespace) -> int:
     return CRITICAL if "critical" in worst else WARNING if worst else 0
 
 
-def _show_again(gate: Gate, options: argparse.Namespace) -> int:
+def _show_again(gate: Gate, options: argparse.Namespace, before: Snapshot | None) -> tuple[int, Snapshot | None]:
     """Show it in place of what was shown before. A store that is away is shown, too: it may come back."""
     if sys.stdout.isatty() and not options.json:
         print("\x1b[H\x1b[2J", end="")
     try:
-        return _show_once(gate, options)
+        snapshot = take_snapshot(gate, before)
     except StoreError as error:
         print(f"idemgate: {one_line(error)}", file=sys.stderr)
-        return 1
+        return 1, before
+    return _show_snapshot(snapshot, options), snapshot
 
 
 def _is_about(finding: Finding, name: str) -> bool:

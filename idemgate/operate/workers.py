@@ -87,7 +87,7 @@ def show_worker(gate: Gate, given: Given) -> Facts:
 
 def _facts(one: Process) -> Facts:
     return _row(one) | {
-        "id": one.id, "dropped": dict(one.dropped),
+        "id": one.id, "clock_ahead": None if one.ahead is None else round(one.ahead, 1), "dropped": dict(one.dropped),
         "counters": [
             {"name": name, "total": n.total, "last_minute": n.last_minute, "last_10_minutes": n.last_10_minutes}
             for name, n in sorted(one.counters.items())

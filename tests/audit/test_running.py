@@ -107,6 +107,20 @@ def refused(age: float) -> Snapshot:
     return snapshot(topic(), processes=(process(), process(2, topics=(), role="client", refused=rows)))
 
 
+def failing(error: str) -> Snapshot:
+    return snapshot(topic(), failing=(FailingMessage("jobs", "order-7", "", 9, NOW, error),))
+
+
+OF_THE_STORE = (
+    "idemgate.errors.StoreUnavailable: no answer from the store within 4 s",
+    "idemgate.errors.ServerRejected: OOM command not allowed when used memory > 'maxmemory'.",
+    "idemgate.errors.NotDurable: written, and not synced",
+    "redis.exceptions.OutOfMemoryError: command not allowed when used memory > 'maxmemory'.",
+    "redis.exceptions.ReadOnlyError: You can't write against a read only replica.",
+    "redis.exceptions.ResponseError: MISCONF Redis is configured to save RDB snapshots",
+    "redis.exceptions.ConnectionError: Connection refused",
+    "shop.Failed: could not save: OOM command not allowed when used memory > 'maxmemory'.",
+)
 PAUSE = Pause(ago(301), "ann@host", "outage")
 DEAD = DeadSeen("order-7", "KeyError: 'address'", ago(30), 1)
 LONG_AGO = Counter(1, 0, 0)
@@ -168,7 +182,9 @@ CASES: dict[str, list[Case]] = {
         (
             snapshot(topic(), failing=(FailingMessage("jobs", "order-7", "", 3, NOW, "KeyError"),)),
             snapshot(topic(), failing=(FailingMessage("jobs", "order-7", "", 2, NOW, "KeyError"),)),
-        )
+        ),
+        # The store fails, and no message is at fault
+        *((failing("KeyError: 'redis.exceptions.TimeoutError'"), failing(error)) for error in OF_THE_STORE),
     ],
     "dead-letters": [
         (snapshot(topic(dead=1, letters=(DEAD,))), snapshot(topic(dead=1))),
@@ -192,7 +208,12 @@ CASES: dict[str, list[Case]] = {
         (
             snapshot(processes=(process(counters={"once.lost": 1}), process(2, counters={"worker.lease_lost": 2}))),
             snapshot(processes=(process(counters={"once.lost": 2}),)),
-        )
+        ),
+        # A lease that is lost while the work runs is found lost again when it ends
+        (
+            snapshot(processes=(process(counters={"worker.lease_lost": 3, "worker.lost": 3}),)),
+            snapshot(processes=(process(counters={"worker.lease_lost": 2, "worker.lost": 2}),)),
+        ),
     ],
     "deliveries-lapse": [
         # A worker that was killed once leaves at most what it held
@@ -334,7 +355,17 @@ WRONG = {
         "eviction",
         "CONFIG SET maxmemory-policy noeviction",
     ),
-    "evicted": ({"evicted_keys": 3}, "evicted", "CONFIG RESETSTAT"),
+    "evicted": ({"evicted_keys": 3}, "evicted", "idemgate doctor --audit"),
+    "full, and far beyond a limit that was lowered": (
+        {"maxmemory": 100, "used_memory": 300, "total_system_memory": 900},
+        "memory",
+        "CONFIG SET maxmemory 600",
+    ),
+    "full, and the machine has no more": (
+        {"maxmemory": 100, "used_memory": 300, "total_system_memory": 800},
+        "memory",
+        "",
+    ),
     "no append-only file, no snapshots": ({"aof_enabled": 0}, "persistence", "CONFIG SET appendonly yes"),
     "a replica": ({"role": "slave"}, "role", ""),
 }
@@ -345,13 +376,31 @@ def test_what_is_wrong_with_a_server_is_found_with_its_command(name: str) -> Non
     info, kind, command = WRONG[name]
     one = found(snapshot(servers={"127.0.0.1:7": SOUND._replace(info={**SOUND.info, **info})}))
     assert (one.kind, one.where) == (kind, "127.0.0.1:7")
-    assert one.mend == (f"redis-cli -h 127.0.0.1 -p 7 {command}" if command else "")
+    assert one.mend == (f"redis-cli -h 127.0.0.1 -p 7 {command}" if command.startswith("CONFIG") else command)
     assert one.severity == ("warning" if name == "nearly full" else "critical")
 
 
 def test_a_server_behind_a_socket_is_named_by_its_path() -> None:
-    seen = SOUND._replace(info={**SOUND.info, "evicted_keys": 1})
-    assert found(snapshot(servers={"/run/redis.sock": seen})).mend == "redis-cli -s /run/redis.sock CONFIG RESETSTAT"
+    seen = SOUND._replace(info={**SOUND.info, "maxmemory": 9, "maxmemory_policy": "allkeys-lru"})
+    command = "redis-cli -s /run/redis.sock CONFIG SET maxmemory-policy noeviction"
+    assert found(snapshot(servers={"/run/redis.sock": seen})).mend == command
+
+
+def test_refused_payloads_are_counted_by_the_store() -> None:
+    there = refused(599)
+    counted = topic(counters={"refused_payload": 1200, "refused_too_large": 34})
+    one = found(replace(there, topics=(counted,)))
+    assert (one.numbers["number"], found(there).numbers["number"]) == (1234, 1)
+    assert one.what == "1,234 triggers refused in all, the last of 'order-7': not a list"
+
+
+@for_each(
+    ("seconds", "in_flight", "says"), [(None, 1, True), (9, 1, False), (None, 0, False)],
+)  # fmt: skip
+def test_a_late_topic_tells_a_hang_from_slowness(seconds: float | None, in_flight: int, says: bool) -> None:
+    times = {} if seconds is None else {"jobs": lasted(seconds)}
+    one = found(snapshot(topic(late=61, in_flight=in_flight), processes=(process(places=9, times=times),)))
+    assert ("no handler ended in ten minutes" in one.what) is says
 
 
 @for_each("info", [{"maxmemory_policy": "allkeys-lru"}, {"connected_slaves": 1}, {"aof_enabled": 0}])
