@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import groupby
@@ -18,12 +19,12 @@ from idemgate.audit.running import command_line, findings
 from idemgate.audit.snapshot import Snapshot, TopicSeen, snapshot_as_facts
 from idemgate.cli.arguments import HelpFormatter, add_namespace, add_url, duration, url_of
 from idemgate.cli.showing import show_answer
-from idemgate.core.text import one_line
+from idemgate.core.text import common_error, one_line
 from idemgate.errors import StoreError
 from idemgate.gate import Gate
 from idemgate.operate.snapshot import take_snapshot
 from idemgate.operate.topics import describe_condition
-from idemgate.presence.report import Process
+from idemgate.presence.report import Process, WorkFailure
 
 __all__ = ["add_to"]
 
@@ -36,7 +37,7 @@ exit codes: 0 = nothing is wrong, 1 = the store is unavailable, 2 = invalid argu
 4 = something is critical"""
 WARNING, CRITICAL = 3, 4
 SHOWN = 5
-"""Findings of one kind that are shown; the others are counted."""
+"""Findings of one kind that are shown, and groups of failures; the other findings are counted."""
 
 
 def add_to(commands: Any) -> None:
@@ -150,6 +151,9 @@ def _show(snapshot: Snapshot, found: Sequence[Finding], complete: Callable[[str]
     if processes := [_process(one) for one in snapshot.processes if not named or only in one.topics]:
         print()
         show_answer(processes, snapshot.namespace)
+    if failures := _failures(snapshot, only if named else None):
+        print()
+        show_answer(failures, snapshot.namespace)
     sys.stdout.flush()
 
 
@@ -178,6 +182,23 @@ def _process(one: Process) -> dict[str, Any]:
         "started_at": one.started_at, "busy": f"{one.busy} of {one.places}" if one.places else None,
         "topics": list(one.topics),
     }  # fmt: skip
+
+
+def _failures(snapshot: Snapshot, topic: str | None) -> list[dict[str, Any]]:
+    """Return the failures that processes report, together where their errors differ in numbers and names only."""
+    found = defaultdict[tuple[str, str], list[WorkFailure]](list)
+    for process in snapshot.processes:
+        for one in process.failures:
+            if topic in (None, one.of):
+                found[one.of, common_error(one.error)].append(one)
+    largest = sorted(found.values(), key=len, reverse=True)[:SHOWN]
+    return [
+        {
+            "failing": several[0].of, "failures": len(several), "keys": len({one.key for one in several}),
+            "last_at": newest.at, "error": newest.error,
+        }
+        for several in largest for newest in [max(several, key=lambda one: one.at)]
+    ]  # fmt: skip
 
 
 def _span(time: timedelta) -> str:

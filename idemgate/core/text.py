@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from traceback import format_exception
 
-__all__ = ["cut", "event_log", "last_line", "message_of", "one_line", "printable"]
+__all__ = ["common_error", "cut", "event_log", "last_line", "message_of", "one_line", "printable"]
 
 _MAX_CHARACTERS = 500
 
@@ -31,6 +32,17 @@ def last_line(error: BaseException) -> str:
     text = f"{name}: {lines[0]}{f' ... {lines[-1]}' if len(lines) > 1 else ''}" if lines else name
     # The text may hold a lone surrogate, for example of a file name; UTF-8 cannot encode it.
     return text[:_MAX_CHARACTERS].encode(errors="backslashreplace").decode()
+
+
+_OWN = re.compile(
+    r"'[^']*'|\"[^\"]*\"|\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\b0x[0-9a-f]+\b|\b(?=[a-f]*\d)[0-9a-f]{8,}\b|\d+(?:\.\d+)?",
+    re.IGNORECASE,
+)
+
+
+def common_error(text: str) -> str:
+    """Return what errors of the same failure share: the first line without numbers, ids and quoted texts."""
+    return _OWN.sub("…", text.partition("\n")[0])
 
 
 def printable(text: str) -> str:

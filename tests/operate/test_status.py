@@ -346,6 +346,20 @@ def test_what_is_damaged_hides_nothing_else(gate: Gate, raw: Any, namespace: str
     assert "1 entries are damaged" in ran.out
 
 
+def test_failures_with_the_same_error_are_one_row(gate: Gate, command: Command) -> None:
+    gate.topic("jobs").open()
+    for number in range(3):
+        error = f"KeyError: 'order-{number}' of 0x7f{number}"
+        gate.context.activity.note_failure("jobs", f"k{number}\x1b", 1, error, None)
+    gate.context.activity.note_failure("jobs", "k0\x1b", 1, "ValueError: no", None)
+    gate.context.activity.note_failure("mails", "k9", 1, "ValueError: no", None)
+    serve(gate, "jobs")
+    rows = [line.split() for line in command("status").out.splitlines()]
+    assert ["jobs", "3", "3"] in [row[:3] for row in rows]
+    assert [row[1] for row in rows if row[-2:] == ["ValueError:", "no"]] == ["1", "1"]
+    assert "mails" not in command("status", "--only", "jobs").out
+
+
 def test_a_watch_passes_each_snapshot_to_the_next(
     gate: Gate, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
