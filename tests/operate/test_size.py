@@ -30,7 +30,8 @@ from tests.operate.conftest import SEARCHES, sent
 ENTRIES = int(os.environ.get("IDEMGATE_ENTRIES", "200"))
 TOPICS, PROCESSES, LONG = 100, 200, "at line 7 of what is a long text" * 4
 READS = (
-    "topic ls", "topic show t7", "topic peek t7 order-7", "group ls t7", "dead ls t7", "dead ls t7 --reason none",
+    "topic ls", "topic show t7", "topic messages t7", "topic messages t7 --limit 1000", "topic peek t7 order-7",
+    "group ls t7", "dead ls t7", "dead ls t7 --reason none", "key show dead-7",
     "key show order-7", "key show nowhere", "worker ls", "worker ls --of t7", "act ls",
 )  # fmt: skip
 
