@@ -149,12 +149,15 @@ def sound(request: pytest.FixtureRequest) -> Callable[[Gate], None]:
 
 @pytest.fixture
 def users(raw: Any, url: str, namespace: str) -> Iterator[Callable[..., str]]:
-    """`users("guard", ...)` makes a user of these roles in the test's namespace and gives its URL."""
+    """`users("guard", ...)` makes a user of these roles in the test's namespace and gives its URL.
+
+    Servers from 7.2 on get the rule for these: a gate uses their commands if they have them."""
     made: list[str] = []
 
     def make(*roles: str, tenant: str = namespace, **options: Any) -> str:
-        name = user_name(roles, tenant)
-        raw.execute_command(*rule(roles, tenant, name, **options))
+        name, version = user_name(roles, tenant), raw.info("server")["redis_version"]
+        since_7_2 = tuple(map(int, version.split(".")[:2])) >= (7, 2)
+        raw.execute_command(*rule(roles, tenant, name, **{"since_7_2": since_7_2, **options}))
         raw.execute_command("ACL", "SETUSER", name, f">{PASSWORD}")
         made.append(name)
         scheme, _, rest = url.partition("://")
