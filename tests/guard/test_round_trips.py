@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from idemgate import current
 from tests.waiting import eventually
 
+CHOOSER = (Path(__file__).parents[2] / "docs" / "choose.md").read_text(encoding="utf-8")
 Counted = Callable[[Awaitable[Any]], Awaitable[tuple[int, int]]]
 
 
@@ -156,3 +159,36 @@ async def test_as_many_for_a_run_of_a_guard_as_for_a_call_of_a_guarded_function(
     guard = wired.guard("orders")
     assert await counted(guard.run("k", lambda: 1)) == (2, 2)
     assert await counted(guard.run("k", lambda: 1)) == (1, 1)
+
+
+async def test_as_many_as_the_page_says_that_helps_to_choose(wired: Any, counted: Counted) -> None:
+    # Given each way of the page that needs no other package
+    guard, dedup, topic = wired.guard("orders"), wired.dedup("s", "1h"), wired.topic("t", window="1h")
+    once = wired.once(key="{k}", scope="once")(lambda k: k)
+    callback = wired.gate.callback(key="{k}", scope="callback")(lambda k: k)
+    merged = wired.gate.merge(key="{k}", name="m", window="1h")(lambda k: k)
+    await topic.trigger("warm", event_id="warm")
+    await asyncio.to_thread(merged.trigger, "warm")
+    await asyncio.to_thread(callback, "warm")
+
+    async def claimed() -> None:
+        claim = await wired.claim("claim")
+        if claim.started:
+            await claim.complete()
+
+    ways: dict[str, Callable[[], Awaitable[Any]]] = {
+        "@gate.once": lambda: once("k"),
+        "guard.run": lambda: guard.run("k", lambda: 1),
+        "gate.callback": lambda: asyncio.to_thread(callback, "k"),
+        "gate.claim": claimed,
+        "gate.first": lambda: wired.first("k", "1h"),
+        "gate.dedup": lambda: dedup.add("k"),
+        "event_id=": lambda: topic.trigger("k", event_id="k"),
+        "gate.topic": lambda: topic.trigger("k"),
+        "gate.merge": lambda: asyncio.to_thread(merged.trigger, "k"),
+    }
+    # Then a new key and a duplicate take the round trips of its table
+    for name, way in ways.items():
+        (row,) = re.findall(rf"^\|[^|]*\| \[`{re.escape(name)}`.*", CHOOSER, re.MULTILINE)
+        said = re.findall(r"\| (\d), (\d)", row)
+        assert [((await counted(way()))[1], (await counted(way()))[1])] == [(int(a), int(b)) for a, b in said], name

@@ -150,6 +150,21 @@ def test_stats_document_each_counter_of_a_topic() -> None:
     assert {name for name in counted - documented if not name.endswith("_triggers")} == set()
 
 
+def test_the_bytes_of_the_chooser_are_those_that_were_measured() -> None:
+    def read(name: str) -> str:
+        return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+    memory = read("performance.md").partition("\n## Memory\n")[2].partition("\n## ")[0]
+    measured = {
+        what: f"{min(sizes):.0f} to {max(sizes):.0f}"
+        for what, *cells in re.findall(r"^\| idemgate, (.+?) \| (.+) \| (.+) \| (.+) \|$", memory, re.MULTILINE)
+        for sizes in [[float(cell) for cell in cells]]
+    }
+    rows = ("with a 30-byte result", "no result", "compact", "compact, 16-byte result", "event id of a topic")
+    said = re.findall(r"\d+ to \d+", read("choose.md"))
+    assert said == [measured[row] for row in (*rows, "a pending message")]
+
+
 def _first_cells(page: str) -> list[str]:
     """Return the names in the first column of the tables. `.b` behind `a.c` is `a.b`."""
     found: list[str] = []
