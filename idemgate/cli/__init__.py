@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn, cast
 
-from idemgate.cli import acl, demo, doctor, metrics, once, run, server, status, ui, verbs
+from idemgate.cli import acl, demo, doctor, metrics, once, run, server, simulate, status, ui, verbs
 from idemgate.core.text import one_line
 from idemgate.errors import IdemgateError, InvalidArgument, NotConfigured
 
@@ -77,7 +77,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"idemgate {version('idemgate-redis')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (status, metrics, verbs, ui, acl, demo, doctor, once, run, server):
+    for command in (status, metrics, verbs, ui, acl, demo, simulate, doctor, once, run, server):
         command.add_to(commands)
     return parser
 

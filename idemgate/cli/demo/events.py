@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from idemgate.errors import InvalidArgument
 
-__all__ = ["DemoEvent", "DemoPlan", "made_up", "plan_of", "read"]
+__all__ = ["DemoEvent", "DemoPlan", "made_up", "plan_of", "read", "read_lines"]
 
 SECONDS = 25.0
 """The longest time without --speed."""
@@ -68,16 +68,21 @@ def read(path: Path, limit: int | None) -> list[DemoEvent]:
     Raises:
         InvalidArgument: The file cannot be read, or holds no events, or a line is no event.
     """
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data).decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        fix = "Name a file of JSON lines, gzipped or not"
-        raise InvalidArgument("input", str(path), f"cannot be read ({error})", fix) from None
-    found = (_event(line, f"{path}:{number}") for number, line in enumerate(text.split("\n"), 1) if line.strip())
+    lines = enumerate(read_lines(path, "input"), 1)
+    found = (_event(line, f"{path}:{number}") for number, line in lines if line.strip())
     if not (events := list(islice(found, limit))):
         raise InvalidArgument("input", str(path), "holds no events", SHAPE)
     return events
+
+
+def read_lines(path: Path, option: str) -> list[str]:
+    """Return the lines of a file, gzipped or not. Raise InvalidArgument about `option` if it cannot be read."""
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data).decode().split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        fix = "Name a file of JSON lines, gzipped or not"
+        raise InvalidArgument(option, str(path), f"cannot be read ({error})", fix) from None
 
 
 def _event(line: str, place: str) -> DemoEvent:
