@@ -6,11 +6,10 @@ import argparse
 import json
 import math
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from heapq import heappop, heappush
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -18,10 +17,14 @@ from idemgate.cli.arguments import HelpFormatter, count, duration
 from idemgate.cli.demo.events import read_lines
 from idemgate.cli.showing import show_answer
 from idemgate.cli.window_chart import draw
+from idemgate.core.calls import MAX_ENTRIES, Batch, Call
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
+from idemgate.lua import Script
 from idemgate.testing.clock import Clock
 from idemgate.testing.server import temporary_server
+from idemgate.topics.deliveries import Settlement
+from idemgate.topics.messages import Receipt, Trigger
 from idemgate.topics.topic import Topic
 
 __all__ = ["add_to", "simulate"]
@@ -39,6 +42,8 @@ Handlers take no time here, so no event waits for one."""
 SHAPE = 'Each line is like {"key": "cat.png", "at": 1774612800.25}, with "payload" if the policy merges payloads'
 TOGETHER = 50_000
 """The number of bursts that begin together. It bounds the pending messages, and so the memory of the server."""
+AT_ONCE = 20_000
+"""The number of triggers that are sent together. It bounds the memory of this process."""
 STEPS = 1000
 """The steps of the clock in a window."""
 
@@ -98,14 +103,16 @@ def simulate(options: argparse.Namespace) -> int:
     print(f"{len(events):,} events of {keys:,} keys in {seconds:,.0f} s", file=sys.stderr)
     rows: list[dict[str, Any]] = []
     clock = Clock()
-    with temporary_server() as url, Gate(url, namespace="simulate", clock=clock) as gate:
+    with temporary_server() as url, Gate(url, namespace="simulate", clock=clock, timeout="1m") as gate:
         for number, span in enumerate(spans):
             print(f"{name} of {span:g} s ...", file=sys.stderr)
             policy: dict[str, Any] = {name: span, "merge": options.merge, "max_size": options.max_size}
             if name == "quiet" or options.max_delay is not None:
                 policy["max_delay"] = options.max_delay
-            run = _Run(gate.topic(f"topic-{number}", **policy), clock, options.events)
-            run.send(_steps(events, math.ceil(span * 1000)))
+            milliseconds = math.ceil(span * 1000)
+            shortest = 0 if options.max_size else milliseconds
+            run = _Run(gate.topic(f"topic-{number}", **policy), clock, options.events, shortest)
+            run.send(_steps(events, milliseconds))
             rows.append({f"{name}_s": span} | run.result(len(events)))
     show_answer(rows, "simulate", as_json=options.json)
     if options.svg is not None:
@@ -197,24 +204,36 @@ def _steps(events: Sequence[TrafficEvent], span: int) -> list[PlannedTrigger]:
 
 
 class _Run:
-    """One topic that gets all events."""
+    """One topic that gets all events. `span` is the least time in ms from a trigger to its delivery."""
 
-    def __init__(self, topic: Topic, clock: Clock, path: Path) -> None:
-        self.topic, self.clock, self.path = topic, clock, path
-        self.began = clock.microseconds() // 1000 + 1
+    def __init__(self, topic: Topic, clock: Clock, path: Path, span: int) -> None:
         self.deliveries = self.bytes = self.largest_bytes = self.dropped = 0
         self.largest: tuple[int, str | int] = (0, "")
         self.lateness = Counter[int]()
-        self._waiting: dict[int, list[PlannedTrigger]] = {}
-        self._due: list[int] = []
-        self._known_due: set[int] = set()
+        self._calls, self._link = topic.open(), topic.definition.context.link
+        self._clock, self._path, self._span = clock, path, span
+        self._began = clock.microseconds() // 1000 + 1
+        self._due: float = math.inf
+        """When the first message in the store is due."""
+        self._known = set[Script]()
+        self._planned: list[PlannedTrigger] = []
+        self._requests: list[Call[list[Receipt]]] = []
+        self._acks: list[Call[Any]] = []
+        self._waiting: defaultdict[int, list[PlannedTrigger]] = defaultdict(list)
 
     def send(self, steps: Iterable[PlannedTrigger]) -> None:
-        """Send all triggers at their times, and take each message when it is due."""
+        """Send all triggers at their times, and take each message when it is due.
+
+        What is sent until a message may be due is sent together, with the time of each call.
+        """
         for at, group in groupby(steps, key=lambda step: step.at):
-            self._deliver(at)
-            self._trigger(at, [*group])
-        self._deliver(math.inf)
+            while at >= (due := self._next_due()):
+                self._exchange(due)
+            self._plan(at, [*group])
+            if len(self._planned) > AT_ONCE:
+                self._exchange(at)
+        while (due := self._next_due()) < math.inf:
+            self._exchange(due)
 
     def result(self, events: int) -> dict[str, Any]:
         """Return what became of so many events."""
@@ -227,43 +246,49 @@ class _Run:
             "bytes": self.bytes, "dropped": self.dropped or None,
         }  # fmt: skip
 
-    def _trigger(self, at: int, steps: list[PlannedTrigger]) -> None:
-        self.clock.set((self.began + at) / 1000)
+    def _next_due(self) -> float:
+        return min(self._due, self._planned[0].at + self._span) if self._planned else self._due
+
+    def _plan(self, at: int, steps: list[PlannedTrigger]) -> None:
+        self._clock.set((self._began + at) / 1000)
         try:
-            receipts = self.topic.trigger_many([(step.burst, step.event.payload) for step in steps])
+            batch = self._calls.trigger_many(Trigger(step.burst, step.event.payload) for step in steps)
         except InvalidArgument:
             self._name_line(steps)
             raise
-        for step, receipt in zip(steps, receipts, strict=True):
-            if receipt.due_ms is None:
-                self.dropped += 1
-                continue
-            self._waiting.setdefault(step.burst, []).append(step)
-            if receipt.due_ms not in self._known_due:
-                self._known_due.add(receipt.due_ms)
-                heappush(self._due, receipt.due_ms)
+        self._requests += batch.calls
+        self._planned += steps
 
     def _name_line(self, steps: list[PlannedTrigger]) -> None:
-        """Raise the error of the first payload that is refused, with its line. Nothing of the call was sent."""
+        """Raise the error of the first payload that is refused, with its line."""
         for step in steps:
             try:
-                self.topic.trigger_many([(step.burst, step.event.payload)])
+                self._calls.pack_trigger(Trigger(step.burst, step.event.payload))
             except InvalidArgument as error:
-                place = f"{self.path}:{step.event.line}"
+                place = f"{self._path}:{step.event.line}"
                 raise InvalidArgument(place, error.value, error.problem, error.fix) from None
 
-    def _deliver(self, until: float) -> None:
-        """Take and acknowledge what is due at `until` or before."""
-        while self._due and self._due[0] - self.began <= until:
-            due = heappop(self._due)
-            self._known_due.remove(due)
-            self.clock.set(due / 1000)
-            while deliveries := self.topic.take(TOGETHER):
-                self.topic.ack(deliveries)
-                for delivery in deliveries:
-                    self._count(self._waiting.pop(int(delivery.key)), due - self.began, delivery.size)
-                if len(deliveries) < TOGETHER:
-                    break
+    def _exchange(self, at: float) -> None:
+        """Send what is planned, and take what is due at `at`."""
+        self._clock.set((self._began + at) / 1000)
+        calls = [*self._acks, *self._requests, self._calls.take(0, MAX_ENTRIES)]
+        for script in {call.script for call in calls} - self._known:
+            # A call of an unknown script would be sent again, behind the others.
+            self._link.command("SCRIPT", "LOAD", script.text)
+            self._known.add(script)
+        *answers, taken = self._link.run_all(Batch(calls, list[Any]))
+        receipts = chain.from_iterable(answers[len(self._acks) :])
+        for step, receipt in zip(self._planned, receipts, strict=True):
+            if receipt.accepted:
+                self._waiting[step.burst].append(step)
+            else:
+                self.dropped += 1
+        self._planned, self._requests = [], []
+        self._due = taken.next_due_ms - self._began if taken.next_due_ms else math.inf
+        ends = [Settlement("ack", delivery) for delivery in taken.deliveries]
+        self._acks = [*self._calls.settle_many(ends).calls]
+        for delivery in taken.deliveries:
+            self._count(self._waiting.pop(int(delivery.key)), int(at), delivery.size)
 
     def _count(self, steps: list[PlannedTrigger], now: int, size: int) -> None:
         self.deliveries += 1
@@ -271,7 +296,7 @@ class _Run:
         self.largest_bytes = max(self.largest_bytes, size)
         if len(steps) > self.largest[0]:
             self.largest = len(steps), steps[0].event.key
-        self.lateness.update(now - step.at for step in steps)
+        self.lateness.update([now - step.at for step in steps])
 
 
 def _percentile(counts: Counter[int], percent: int) -> int:
