@@ -1,0 +1,109 @@
+"""The built documentation site, as a person sees it in Chromium, and its links."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import cache, partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+pytest.importorskip("zensical", reason="the group `site` is not installed")
+pytest.importorskip("playwright.sync_api", reason="the group `browser` is not installed")
+from axe_playwright_python.sync_playwright import Axe
+
+from tests.operate.test_page import Seen, browser, expect  # noqa: F401
+from tests.unit.test_site import ENTRIES
+from tools import site
+
+pytestmark = pytest.mark.slow
+LOOKED_AT = ["", "docs/", "docs/concepts/", "docs/guides/failures/", "docs/reference/once/", "docs/operations/"]
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site. There was no warning."""
+    return site.build(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def address(html: Path) -> Iterator[str]:
+    """The address of a web server that serves the site."""
+    handler = partial(SimpleHTTPRequestHandler, directory=html)
+    handler.log_message = lambda *_: None  # type: ignore[attr-defined]
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join(30)
+
+
+class Links(HTMLParser):
+    """The links of a page, and what links to it may name."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links, self.ids = set[str](), set[str]()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in {"href", "src"} and value is not None:
+                self.links.add(value)
+            elif name == "id" and value is not None:
+                self.ids.add(value)
+
+
+links_of = cache(Links)
+
+
+def test_no_link_is_dead(html: Path) -> None:
+    dead = list[str]()
+    for page in html.rglob("*.html"):
+        for link in links_of(page).links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            start = html if parts.path.startswith("/") or page.name == "404.html" else page.parent
+            found = start / unquote(parts.path).lstrip("/") if parts.path else page
+            found = found / "index.html" if found.is_dir() else found
+            if not found.is_file() or (
+                parts.fragment and found.suffix == ".html" and unquote(parts.fragment) not in links_of(found).ids
+            ):
+                dead.append(f"{page.relative_to(html)}: {link}")
+    assert dead == []
+
+
+def test_each_entry_of_the_reference_is_there(html: Path) -> None:
+    there = {id_ for page in html.glob("docs/reference/*/index.html") for id_ in links_of(page).ids}
+    assert {*ENTRIES} - there == set()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_are_readable(address: str, browser: Any, scheme: str, width: int) -> None:  # noqa: F811
+    seen = Seen(browser, address, color_scheme=scheme, viewport={"width": width, "height": 900})
+    for page in LOOKED_AT:
+        seen.tab.goto(address + page)
+        expect(seen.tab.locator("h1").first).to_be_visible()
+        broken = "[...document.images].filter(one => one.complete && !one.naturalWidth).map(one => one.src)"
+        assert seen.tab.evaluate(broken) == []
+        assert seen.tab.evaluate("document.documentElement.scrollWidth") <= width, page
+        found = Axe().run(seen.tab)
+        assert found.violations_count == 0, f"{page}\n{found.generate_report()}"
+    seen.close()
+
+
+def test_the_search_finds_a_name(address: str, browser: Any) -> None:  # noqa: F811
+    seen = Seen(browser, address, viewport={"width": 1280, "height": 900})
+    seen.tab.goto(address)
+    seen.tab.keyboard.press("/")
+    seen.tab.keyboard.type("on_lease_loss")
+    expect(seen.tab.locator("a[href*='options']").last).to_be_visible()
+    seen.close()
