@@ -614,10 +614,10 @@ class Gate:
         Args:
             name: the name of the topic.
             window: merge the triggers of a key within this time of the *first* into one delivery at its end.
-            quiet: deliver when a key had no trigger for this long. `max_delay` after the first trigger or `max_size`
-                triggers end the wait. One of both is required, or `max_delay=None`: then a key with steady triggers is
-                never delivered. Without `window`, `quiet` and `max_size` a message is delivered as soon as
-                possible. Pending triggers still merge.
+            quiet, max_delay, max_size: deliver when a key had no trigger for `quiet`. `max_delay` after the first
+                trigger or `max_size` triggers end the wait. One of both is required, or `max_delay=None`: then a key
+                with steady triggers is never delivered. Without `window`, `quiet` and `max_size` a message is delivered
+                as soon as possible. Pending triggers still merge.
             edge: "trailing" delivers at the end of the window. "leading" delivers the first trigger at once. It drops
                 and counts the others of the window. A message that is cancelled or dies ends its window, also if its
                 last lease lapsed and no worker has found it yet. Triggers that were dropped before are not restored.

@@ -17,6 +17,8 @@ pytest.importorskip("zensical", reason="the group `site` is not installed")
 pytest.importorskip("playwright.sync_api", reason="the group `browser` is not installed")
 from axe_playwright_python.sync_playwright import Axe
 
+from idemgate.guard.options import GuardOptions
+from idemgate.topics.policy import TopicOptions
 from tests.operate.test_page import Seen, browser, expect  # noqa: F401
 from tests.unit.test_site import ENTRIES
 from tools import site
@@ -85,6 +87,15 @@ def test_no_link_is_dead(html: Path) -> None:
 def test_each_entry_of_the_reference_is_there(html: Path) -> None:
     there = {id_ for page in html.glob("docs/reference/*/index.html") for id_ in links_of(page).ids}
     assert {*ENTRIES} - there == set()
+
+
+@pytest.mark.parametrize(("entry", "options"), [("once", GuardOptions), ("topic", TopicOptions)])
+def test_each_option_has_a_row_with_its_type_and_default(html: Path, entry: str, options: Any) -> None:
+    page = (html / "docs" / "reference" / entry / "index.html").read_text(encoding="utf-8")
+    table = page[page.index(f'id="idemgate.Gate.{entry}"') :].partition("</table>")[0]
+    rows = [row.split("<td")[1:] for row in table.split("<tr")[2:]]
+    kinds, known = ({cells[0].split("code>")[1][:-2]: "<code>" in cells[n] for cells in rows} for n in (1, 3))
+    assert [name for name in options.__annotations__ if not (kinds.get(name) and known.get(name))] == []
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -99,5 +99,7 @@ def build(folder: Path = BUILD) -> Path:
     """
     collect(folder)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(folder / "zensical.toml")]
-    subprocess.run(command, cwd=folder, check=True)
+    subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True
+    )  # for tools.site.options
     return folder / "html"
