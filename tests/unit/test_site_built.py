@@ -49,19 +49,31 @@ def address(html: Path) -> Iterator[str]:
 
 
 class Links(HTMLParser):
-    """The links of a page, and what links to it may name."""
+    """The links of a page, what links to it may name, and texts that are still Markdown."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.links, self.ids = set[str](), set[str]()
+        self.unread = list[str]()
+        self.inside = list[str]()
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in {"code", "script"}:
+            self.inside.append(tag)
         for name, value in attrs:
             if name in {"href", "src"} and value is not None:
                 self.links.add(value)
             elif name == "id" and value is not None:
                 self.ids.add(value)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.inside:
+            self.inside.remove(tag)
+
+    def handle_data(self, data: str) -> None:
+        if not self.inside and ("](" in data or "::: " in data):
+            self.unread.append(data)
 
 
 links_of = cache(Links)
@@ -82,6 +94,10 @@ def test_no_link_is_dead(html: Path) -> None:
             ):
                 dead.append(f"{page.relative_to(html)}: {link}")
     assert dead == []
+
+
+def test_no_text_is_still_markdown(html: Path) -> None:
+    assert [(page, text) for page in html.rglob("*.html") for text in links_of(page).unread] == []
 
 
 def test_each_entry_of_the_reference_is_there(html: Path) -> None:

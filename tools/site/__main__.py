@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from subprocess import CalledProcessError
 
 from tools.site import DeadLink, build
 
 if __name__ == "__main__":
+    if find_spec("zensical") is None:
+        sys.exit("zensical is not installed: run `.venv/bin/uv sync --all-packages --all-extras --group site`")
     try:
         print(build())
     except DeadLink as error:

@@ -1,8 +1,8 @@
 """An extension of griffe: the tables of options in the reference, from docstrings, types and `docs/guides/options.md`.
 
 A function with `**options: Unpack[SomeOptions]` gets one row for each option that its docstring documents. The row has
-the type of the TypedDict and the default of the guide. A function that only says `**options: the options of ...` stays as
-it is.
+the type of the TypedDict and the default of the guide. A function that only says `**options: the options of ...` stays
+as it is.
 """
 
 from __future__ import annotations
