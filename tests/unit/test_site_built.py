@@ -18,10 +18,11 @@ pytest.importorskip("playwright.sync_api", reason="the group `browser` is not in
 from axe_playwright_python.sync_playwright import Axe
 
 from idemgate.guard.options import GuardOptions
-from idemgate.topics.policy import TopicOptions
+from idemgate.topics.policy import _DEFAULTS, TopicOptions
 from tests.operate.test_page import Seen, browser, expect  # noqa: F401
 from tests.unit.test_site import ENTRIES
 from tools import site
+from tools.site.options import defaults
 
 pytestmark = pytest.mark.slow
 LOOKED_AT = ["", "docs/concepts/", "docs/guides/failures/", "docs/reference/once/", "docs/reference/integrations/"]
@@ -112,6 +113,13 @@ def test_each_option_has_a_row_with_its_type_and_default(html: Path, entry: str,
     rows = [row.split("<td")[1:] for row in table.split("<tr")[2:]]
     kinds, known = ({cells[0].split("code>")[1][:-2]: "<code>" in cells[n] for cells in rows} for n in (1, 3))
     assert [name for name in options.__annotations__ if not (kinds.get(name) and known.get(name))] == []
+
+
+def test_the_defaults_of_topics_are_those_of_the_code() -> None:
+    words = {"none": None, "no limit": None, "30 s": "30s", "24 h": "24h", "30 days": "30d", "False": False}
+    guide = {name: words.get(default, default.strip('"').replace(",", "")) for name, default in defaults()[1].items()}
+    code = {name: str(value) if type(value) is int else value for name, value in _DEFAULTS.items()}
+    assert code | {"backoff": "1 s to 10 min with jitter"} == guide
 
 
 @pytest.mark.parametrize("width", [390, 1280])
