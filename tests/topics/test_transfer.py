@@ -11,7 +11,7 @@ import pytest
 from idemgate import Gate, Trigger
 from idemgate.core.calls import Batch, run_plan
 from idemgate.core.keys import slot_of
-from idemgate.errors import TopicInUse
+from idemgate.errors import ResultTimeout, TopicInUse
 from idemgate.operate.transfer import keep_dead_letters, plan_messages, plan_transfer
 from idemgate.testing import Clock
 from idemgate.topics.dead_letters import PAGE
@@ -128,7 +128,8 @@ def test_a_message_keeps_all_that_it_has(gate: Gate, clock: Clock) -> None:
     assert [getattr(after.pending, one) for one in names] == [getattr(before.pending, one) for one in names]
     assert after.due_at == before.due_at
     assert (old.stats().pending, old.stats().dead) == (0, 0)
-    # And a trigger with a lower version is dropped, as it was before
+    # And a trigger with a lower version is dropped, as it was before, also after its slot has moved
+    new.reshard(8)
     assert new.trigger("k", 2, group="g", version=6).status == "dropped"
     # And a worker gets it when it is due
     clock.advance("1m")
@@ -163,7 +164,7 @@ def test_messages_that_were_flushed_or_are_ready_are_due_at_once(gate: Gate, clo
 
 @for_each(
     ("old_time", "new_time", "due"),
-    [("10s", "20s", 20), ("20s", "10s", 10), (None, "5s", 5), ("5s", None, 5)],
+    [("10s", "20s", 20), ("20s", "10s", 10), (None, "5s", 5), ("5s", None, 5), ("2m", None, 120)],
 )
 def test_it_joins_the_message_of_its_key(
     gate: Gate, clock: Clock, old_time: str | None, new_time: str | None, due: int
@@ -178,7 +179,7 @@ def test_it_joins_the_message_of_its_key(
     assert transfer(gate, *names).moved == 1
     seen = new.peek("k")
     assert (seen.pending.payload, seen.pending.count) == ([1, 2], 2)
-    assert round((seen.due_at - now).total_seconds()) == due
+    assert (round((seen.due_at - now).total_seconds()), new.stats()["folded"]) == (due, 1)
 
 
 def test_it_joins_a_message_at_the_earlier_time(gate: Gate, clock: Clock) -> None:
@@ -191,6 +192,12 @@ def test_it_joins_a_message_at_the_earlier_time(gate: Gate, clock: Clock) -> Non
         expected = first.peek(key).due_at
         transfer(gate, "old", "new")
         assert (new.peek(key).due_at, new.peek(key).pending.payload) == (expected, 3)
+    # And at once if that one was flushed
+    new.trigger("flushed", 1)
+    new.flush()
+    old.trigger("flushed", 2, delay=None)
+    transfer(gate, "old", "new")
+    assert new.peek("flushed").due_at <= clock.now()
     # And behind a delivery it waits for its end
     clock.advance("2m")
     taken = new.take(9)
@@ -206,6 +213,23 @@ def test_a_message_of_a_lower_version_is_dropped_and_counted(gate: Gate, clock: 
     new.trigger("k", 2, version=4)
     assert transfer(gate, "old", "new") == (0, 1)
     assert (new.peek("k").pending.payload, new.stats()["dropped_version"], old.stats().dead) == (2, 1, 0)
+
+
+def test_a_result_of_a_moved_message_is_none_of_later_triggers(gate: Gate, raw: Any, clock: Clock) -> None:
+    # Given a topic with many triggers, so that the last one has a high number
+    old, new = gate.topic("old"), gate.topic("new", result_retention="1h")
+    old.trigger_many([Trigger("k", number, delay="1h") for number in range(50)])
+    transfer(gate, "old", "new")
+    clock.advance("1h")
+    new.ack(new.take(1)[0], result="of the moved one")
+    # When a trigger comes after the message has ended
+    receipt = new.trigger("k", 1)
+    # Then it gets a result of its own
+    with pytest.raises(ResultTimeout):
+        new.result(receipt, "10ms")
+    # And what is remembered of the moved message expires
+    [dedup] = raw.scan_iter("*:new:*:dedup")
+    assert 0 < raw.pttl(dedup) <= 2 * 86_400_000
 
 
 def test_dead_letters_of_others_stay(gate: Gate, url: str, clock: Clock) -> None:
@@ -274,7 +298,8 @@ class Cut(Exception):
 def test_a_transfer_that_is_interrupted_anywhere_loses_and_doubles_nothing(gate: Gate, clock: Clock, how: str) -> None:
     """Before, within or after each of its requests, and again in the next try; payloads are added up."""
     for cut_at in range(1, 40):
-        old, new = (gate.topic(f"{kind}{cut_at}-{how}", merge="sum", slots=2) for kind in ("old", "new"))
+        options: Any = {"merge": "sum", "slots": 2, "dedup_retention": "1s"}
+        old, new = (gate.topic(f"{kind}{cut_at}-{how}", **options) for kind in ("old", "new"))
         old.trigger_many([(f"k{number}", 1) for number in range(60)])
         new.trigger_many([(f"k{number}", 1000) for number in range(0, 60, 7)])
         wanted = sum(1 if number % 7 else 1001 for number in range(60))

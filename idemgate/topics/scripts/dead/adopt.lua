@@ -79,7 +79,7 @@ local function adopt(key, m)
     return "dropped"
   end
   triggers = triggers + m.count
-  m.serial, m.rank = serial + triggers, nil
+  m.serial = serial + triggers
   local due, why = earlier_time(key, m)
   local joined = requeue(K, p, key, m, due, why)
   folded = folded + joined
