@@ -32,7 +32,7 @@ from idemgate.ui import Access, app  # noqa: E402
 from tests.audit.test_running import CASES  # noqa: E402
 from tests.needs import report_missing  # noqa: E402
 from tests.operate.test_status import serve  # noqa: E402
-from tests.operate.test_verbs import CHANGES, HELD, READS, Case, acts  # noqa: E402
+from tests.operate.test_verbs import CHANGES, HELD, READS, SCANNING, Case, acts  # noqa: E402
 from tests.presence.conftest import report  # noqa: E402
 from tests.waiting import wait_until  # noqa: E402
 
@@ -209,7 +209,7 @@ HANDS = [Mouse, Keyboard]
 def test_each_change_is_made_by_mouse_and_by_keyboard(
     filled: Gate, users: Any, one: Case, hand: type[Mouse], see: Callable[..., Seen]
 ) -> None:
-    seen = see(as_user=users("operator"))
+    seen = see(as_user=users("operator", *SCANNING.get(one.words[:2], ())))
     use(seen, hand, one.words, "a reason")
     assert one.effect(filled)
     [act] = acts(filled)
@@ -363,6 +363,12 @@ def test_a_key_is_found_wherever_it_is(filled: Gate, see: Callable[..., Seen]) -
     expect(tab.locator("main")).to_contain_text("Nothing is stored for this key.")
     expect(tab.locator("main")).to_contain_text("Searched scopes: claim, first. Searched topics: empty, jobs.")
     expect(tab.locator("main")).to_contain_text("No trace since")
+    # And one that died is there with the button that brings it back
+    tab = seen.go("key?key=bad")
+    letters = tab.get_by_role("region", name="Dead letters")
+    expect(letters).to_contain_text("ValueError: bad")
+    letters.get_by_role("button", name="Redrive").click()
+    expect(tab.get_by_role("dialog", name="dead redrive")).to_be_visible()
     # And one that is gone says what happened to it
     tab = seen.go("key?key=gone")
     expect(tab.locator("main")).to_contain_text("Nothing is stored for this key.")
@@ -398,6 +404,7 @@ def test_who_may_only_read_sees_no_button(filled: Gate, users: Any, see: Callabl
             assert names <= {
                 "Show",
                 "List",
+                "Messages",
                 "Peek",
                 "Versions",
                 "Export",
