@@ -33,7 +33,7 @@ DESCRIPTION = """\
 Shows what windows of a topic would have made of recorded events: how many deliveries they save, and how late these
 are. It runs the scripts of idemgate on an embedded server, under a clock that it moves. It changes no other store.
 
-  idemgate simulate events.ndjson --window 500ms 2s 10s --svg windows.svg
+  idemgate simulate events.ndjson --window 500ms,2s,10s --svg windows.svg
 
 A line of the file is one event: {"key": "cat.png", "at": 1774612800.25, "payload": {"version": 7}}. The time is in
 seconds, or ISO text (without a zone: UTC). The payload may be left out, and other fields are ignored. The file may be
@@ -73,12 +73,10 @@ def add_to(commands: Any) -> None:
     add = parser.add_argument
     add("events", metavar="EVENTS", type=Path, help="a file of JSON lines, gzipped or not")
     timing = parser.add_mutually_exclusive_group(required=True)
-    several = "; several are compared"
+    several = ", or several with commas"
+    timing.add_argument("--window", metavar="TIME", type=_durations, help=f"window of the topic, such as 2s{several}")
     timing.add_argument(
-        "--window", metavar="TIME", type=duration, nargs="+", help=f"window of the topic, such as 2s{several}"
-    )
-    timing.add_argument(
-        "--quiet", metavar="TIME", type=duration, nargs="+", help=f"quiet time of the topic, such as 5s{several}"
+        "--quiet", metavar="TIME", type=_durations, help=f"quiet time of the topic, such as 5s{several}"
     )
     add("--max-delay", metavar="TIME", type=duration, help="the longest delay of a quiet time (default: no limit)")
     add("--max-size", metavar="N", type=count, help="deliver as soon as so many events have merged (default: no limit)")
@@ -118,6 +116,10 @@ def simulate(options: argparse.Namespace) -> int:
     if options.svg is not None:
         _write(options.svg, draw(rows, name))
     return 0
+
+
+def _durations(text: str) -> list[float]:
+    return [duration(one) for one in text.split(",")]
 
 
 def _merge(text: str) -> object:
@@ -271,12 +273,14 @@ class _Run:
     def _exchange(self, at: float) -> None:
         """Send what is planned, and take what is due at `at`."""
         self._clock.set((self._began + at) / 1000)
-        calls = [*self._acks, *self._requests, self._calls.take(0, MAX_ENTRIES)]
+        take = self._calls.take(0, MAX_ENTRIES)
+        calls = [*self._acks, *self._requests]
         for script in {call.script for call in calls} - self._known:
             # A call of an unknown script would be sent again, behind the others.
             self._link.command("SCRIPT", "LOAD", script.text)
             self._known.add(script)
-        *answers, taken = self._link.run_all(Batch(calls, list[Any]))
+        answers = self._link.run_all(Batch(calls, list[Any]))
+        taken = self._link.run(take)  # apart: a call that merges large messages leaves a part to another one
         receipts = chain.from_iterable(answers[len(self._acks) :])
         for step, receipt in zip(self._planned, receipts, strict=True):
             if receipt.accepted:

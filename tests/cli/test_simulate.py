@@ -61,9 +61,9 @@ def expected(events: Timed, span: int, quiet: bool, longest: int | None, most: i
 @pytest.mark.parametrize(
     ("options", "quiet", "longest", "most"),
     [
-        (("--window", "2s", "500ms"), False, None, None),
-        (("--quiet", "500ms", "2s", "--max-delay", "3s"), True, 3000, None),
-        (("--quiet", "2s", "500ms", "--max-size", "3"), True, None, 3),
+        (("--window", "2s,500ms"), False, None, None),
+        (("--quiet", "500ms,2s", "--max-delay", "3s"), True, 3000, None),
+        (("--quiet", "2s,500ms", "--max-size", "3"), True, None, 3),
     ],
     ids=["window", "quiet", "max_size"],
 )
@@ -113,6 +113,10 @@ def test_payloads_merge_and_what_is_dropped_is_counted(run: Run) -> None:
         )[1]
     )
     assert (rows[0]["dropped"], rows[0]["largest_merge"]) == (3, 1000)
+    # Scripts merge 128 KiB a call, so these triggers need several
+    large = [{"key": n % 3, "at": 0.1 * (n // 60), "payload": "x" * 3000} for n in range(240)]
+    (row,) = json.loads(run(large, "--window", "350ms", "--merge", "append", "--json")[1])
+    assert (row["deliveries"], row["largest_merge"]) == (3, 80)
     sums = [{"key": "k", "at": 0, "payload": {"total": 1}}, {"key": "k", "at": 0, "payload": {"total": 2}}]
     assert run(sums, "--window", "1s", "--merge", '{"total": "sum"}')[0] == 0
 
@@ -173,7 +177,7 @@ def test_a_wrong_option_ends_with_2(lines: list[object], options: tuple[str, ...
 
 def test_the_curve_is_drawn(run: Run, tmp_path: Path) -> None:
     lines = [{"key": "\x1b[31m<k>", "at": n / 10} for n in range(100)]
-    code, out, _ = run(lines, "--window", "1s", "100ms", "10s", "--svg", str(tmp_path / "curve.svg"))
+    code, out, _ = run(lines, "--window", "1s,100ms,10s", "--svg", str(tmp_path / "curve.svg"))
     assert code == 0
     assert "\x1b" not in out
     assert "\\x1b[31m<k>" in out
