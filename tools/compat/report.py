@@ -15,7 +15,7 @@ PAGE = """\
 
 idemgate works with Redis 6.2 and newer, Valkey, redis-py 5.0.2 and newer, and Python 3.11 to 3.13. hiredis is
 optional. The store is one server, Sentinel or Cluster. Scripts use commands of Redis 6.2 only. Connections speak
-RESP2, also if the URL or the client asks for RESP3.
+RESP2, also if the URL or the client asks for RESP3. [Managed servers](hosting.md) has a page of its own.
 
 `python -m tools.compat` writes this table, and no figure is edited by hand. Each row is a run of the suite, or of a
 part of it, on the named server. The tests with clusters of three primaries and with sentinels have a column of their
