@@ -25,7 +25,7 @@ from tools import site
 from tools.site.options import defaults
 
 pytestmark = pytest.mark.slow
-LOOKED_AT = ["", "docs/concepts/", "docs/guides/failures/", "docs/reference/once/", "docs/reference/integrations/"]
+LOOKED_AT = ["", "docs/concepts/", "docs/guides/failures/", "docs/reference/once/"]
 
 
 @pytest.fixture(scope="module")
