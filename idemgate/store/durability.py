@@ -26,6 +26,7 @@ _EXEMPT = frozenset(
         "topics": (
             "take", "extend", "peek", "stats", "dead", "registry", "results", "policy", "audit", "count_refused",
         ),
+        "topics/messages": ("list",),
         "topics/versions": ("read",),
         "topics/reshard": ("replies",),
         "operate": ("acts",),

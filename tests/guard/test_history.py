@@ -206,6 +206,5 @@ def test_a_process_sends_many_notes_in_several_calls(gate: Gate, raw: Any, names
     for n in range(250):
         note(gate.context, "s", "k", "failed", attempt=n, kept=200)
     # Then its list has the newest of them
-    name = keys.scope_history(namespace, "s", b"k")
-    wait_until(lambda: raw.llen(name) == 200)
-    assert history(gate).transitions[0].attempts == 249
+    wait_until(lambda: (found := history(gate).transitions) and found[0].attempts == 249)
+    assert raw.llen(keys.scope_history(namespace, "s", b"k")) == 200

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from functools import cache, partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
-pytest.importorskip("zensical", reason="the group `site` is not installed")
 pytest.importorskip("playwright.sync_api", reason="the group `browser` is not installed")
 from axe_playwright_python.sync_playwright import Axe
 
@@ -24,7 +24,10 @@ from tests.unit.test_site import ENTRIES
 from tools import site
 from tools.site.options import defaults
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("zensical") is None, reason="the group `site` is not installed"),
+]
 LOOKED_AT = ["", "docs/concepts/", "docs/guides/failures/", "docs/reference/once/"]
 
 
