@@ -50,9 +50,10 @@ def _green(cell: Cell, folders: list[str], workers: int) -> bool:
 
 
 def _try_wheels() -> None:
-    wheels.build()
+    built = wheels.build(wheels.WHEELS)
+    wheels.check_contents(built)
     for python in cells.PYTHONS:
-        print(python, *wheels.try_on(python), sep="\n  ", flush=True)
+        print(python, *wheels.try_on(python, built)[1], sep="\n  ", flush=True)
 
 
 def _some(values: list[str], text: str) -> list[str]:

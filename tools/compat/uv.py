@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = ["CACHE", "ROOT", "uv"]
@@ -14,12 +15,13 @@ ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("IDEMGATE_COMPATIBILITY", Path.home() / ".cache" / "idemgate-compatibility"))
 
 
-def uv(*words: str | Path) -> None:
+def uv(*words: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> None:
+    """Run uv; `env` is added to the environment of this process."""
     beside = Path(sys.executable).with_name("uv")
     program = beside if beside.exists() else shutil.which("uv")
     if program is None:
         raise SystemExit("this needs uv: python -m pip install uv")
-    subprocess.run([program, *words], cwd=ROOT, env=_surroundings(), check=True)
+    subprocess.run([program, *words], cwd=cwd, env=_surroundings() | dict(env or {}), check=True)
 
 
 def _surroundings() -> dict[str, str]:
