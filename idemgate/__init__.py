@@ -5,6 +5,8 @@ The other errors are in `idemgate.errors`, the types of arguments and results in
 
 from __future__ import annotations
 
+from typing import Final
+
 from idemgate.core.durations import Duration
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.core.version import VERSION
@@ -75,7 +77,7 @@ __all__ = [
     "verdict_of",
 ]
 
-once = default_gate.once
+once: Final = default_gate.once
 """`Gate.once` of the default gate. `configure` or the variable IDEMGATE_URL names its store."""
-merge = default_gate.merge
+merge: Final = default_gate.merge
 """`Gate.merge` of the default gate. `configure` or the variable IDEMGATE_URL names its store."""

@@ -14,7 +14,7 @@ from idemgate.store.durability import DurabilityOption, parse_durability
 
 __all__ = ["configure", "default_gate"]
 
-default_gate = Gate(namespace=os.environ.get("IDEMGATE_NAMESPACE", "default"))
+default_gate: Gate = Gate(namespace=os.environ.get("IDEMGATE_NAMESPACE", "default"))
 """The gate of `idemgate.once` and `idemgate.merge`. Its first use reads IDEMGATE_URL, unless `configure` was called."""
 
 

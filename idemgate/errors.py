@@ -243,7 +243,7 @@ class ResultTimeout(IdemgateError, TimeoutError):
 
     def __init__(self, topic: str, key: str, seconds: float) -> None:
         super().__init__(topic, key, seconds)
-        self.args = topic, key, seconds  # OSError keeps none
+        self.args: tuple[Any, ...] = topic, key, seconds  # OSError keeps none
         self._text = f"topic {topic!r} had no result for {key!r} within {seconds:g} s; the delivery may still run"
         self.topic = topic
         self.key = key
@@ -301,7 +301,7 @@ class AlreadyInProgress(ClaimRejected):
     def __init__(self, key: str, retry_after: float, scope: str = "claim") -> None:
         text = f"{key!r} is in progress elsewhere (scope {scope!r}); try again in {retry_after:.3f} s"
         super().__init__(key, text, scope)
-        self.args = key, retry_after, scope
+        self.args: tuple[Any, ...] = key, retry_after, scope
         self.retry_after = retry_after
 
 
@@ -310,7 +310,8 @@ class AlreadyDone(ClaimRejected):
 
     def __init__(self, key: str, result: object = None, scope: str = "claim") -> None:
         super().__init__(key, f"{key!r} is already done (scope {scope!r})", scope)
-        self.args = key, None, scope  # without the result: programs log `args`, and task queues store them
+        # Without the result: programs log `args`, and task queues store them.
+        self.args: tuple[Any, ...] = key, None, scope
         self.result = result
 
 
@@ -322,7 +323,7 @@ class ResultUnavailable(ClaimRejected):
 
     def __init__(self, key: str, why: str, scope: str = "claim") -> None:
         super().__init__(key, f"{key!r} is done (scope {scope!r}), but its result was not stored: {why}", scope)
-        self.args = key, why, scope
+        self.args: tuple[Any, ...] = key, why, scope
         self.why = why
 
 
@@ -336,7 +337,7 @@ class ReplayedFailure(ClaimRejected):
 
     def __init__(self, key: str, kind: str, text: str, scope: str = "claim") -> None:
         super().__init__(key, f"{key!r} failed before (scope {scope!r}) with {kind}: {text}", scope)
-        self.args = key, kind, text, scope
+        self.args: tuple[Any, ...] = key, kind, text, scope
         self.kind = kind
         self.text = text
 
@@ -348,7 +349,7 @@ class SharedFailure(ClaimRejected):
         super().__init__(
             key, f"the run of {key!r} (scope {scope!r}) failed while this call waited: {kind}: {text}", scope
         )
-        self.args = key, kind, text, scope
+        self.args: tuple[Any, ...] = key, kind, text, scope
         self.kind = kind
         self.text = text
 
@@ -359,7 +360,7 @@ class KeyReused(ClaimRejected):
     def __init__(self, key: str, scope: str = "claim") -> None:
         text = f"{key!r} was used before with another payload (scope {scope!r}); use a new key for a new intent"
         super().__init__(key, text, scope)
-        self.args = key, scope
+        self.args: tuple[Any, ...] = key, scope
 
 
 class LeaseLost(ClaimRejected):
@@ -367,7 +368,7 @@ class LeaseLost(ClaimRejected):
 
     def __init__(self, key: str, token: int, scope: str = "claim") -> None:
         super().__init__(key, f"the lease of {key!r} (scope {scope!r}, fencing token {token}) was lost", scope)
-        self.args = key, token, scope
+        self.args: tuple[Any, ...] = key, token, scope
         self.token = token
 
 
@@ -385,7 +386,7 @@ class OutcomeUnknown(ClaimRejected):
             f"then gate.resolve({key!r}, scope={scope!r}, done=True or False)"
         )
         super().__init__(key, text, scope)
-        self.args = key, attempt, scope
+        self.args: tuple[Any, ...] = key, attempt, scope
         self.attempt = attempt
 
 
@@ -398,7 +399,7 @@ class AttemptsExhausted(ClaimRejected):
             f"gate.forget({key!r}, scope={scope!r}) allows it again"
         )
         super().__init__(key, text, scope)
-        self.args = key, attempts, scope
+        self.args: tuple[Any, ...] = key, attempts, scope
         self.attempts = attempts
 
 
@@ -430,7 +431,7 @@ class NotDurable(StoreUnavailable):
 
     def __init__(self, text: str) -> None:
         super().__init__(text, "yes")
-        self.args = (text,)
+        self.args: tuple[Any, ...] = (text,)
 
 
 class ServerRejected(StoreError):

@@ -127,7 +127,7 @@ class Gate:
         presence: bool = True,
         redact: Redact | None = None,
     ) -> None:
-        self.context = Context(
+        self.context: Context = Context(
             parse_source(store), check_name(namespace, "namespace"), milliseconds(timeout, "timeout") / 1000,
             check_int("max_bytes", max_bytes, 1, LARGEST), parse_durability(durability, namespace), clock,
         )  # fmt: skip

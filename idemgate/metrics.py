@@ -43,7 +43,7 @@ __all__ = [
     "render_process", "render_store", "snapshot_metrics",
 ]  # fmt: skip
 
-log = logging.getLogger("idemgate.metrics")
+log: logging.Logger = logging.getLogger("idemgate.metrics")
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 """The type of what `render_store` and `render_process` return."""
 MAX_AGE = 1.0

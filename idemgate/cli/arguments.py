@@ -73,11 +73,11 @@ def argument_type(parse: Callable[[str], T]) -> Callable[[str], T]:
     return parse_argument
 
 
-duration = argument_type(partial(parse_seconds, name="TIME"))
+duration: Callable[[str], float] = argument_type(partial(parse_seconds, name="TIME"))
 """Parse a duration in seconds, such as "30", "500ms" or "1h30m"; "0" is rejected."""
-span = argument_type(partial(parse_seconds, name="TIME", zero=True))
+span: Callable[[str], float] = argument_type(partial(parse_seconds, name="TIME", zero=True))
 """Parse a duration in seconds; "0" is allowed."""
-count = argument_type(partial(parse_count, name="N"))
+count: Callable[[str], int] = argument_type(partial(parse_count, name="N"))
 """Parse a whole number of at least 1."""
 
 

@@ -28,7 +28,7 @@ from idemgate.worker.logs import configure_logs
 
 __all__ = ["add_to", "find_gate", "gate_at"]
 
-log = logging.getLogger("idemgate.worker")
+log: logging.Logger = logging.getLogger("idemgate.worker")
 DESCRIPTION = """\
 Run the handlers of a gate's topics, and its subscribers, until SIGTERM or Ctrl-C.
 The first signal lets running handlers finish, for --grace; a second one does not wait. All signals within a second of

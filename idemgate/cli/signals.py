@@ -14,7 +14,7 @@ class Interrupted(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.code = 128 + number
+        self.code: int = 128 + number
 
     def __str__(self) -> str:
         return signal.Signals(self.args[0]).name
@@ -24,7 +24,7 @@ class Signals:
     """The number of the first signal; 0 before one arrives."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number: int = 0
 
     def note(self, number: int, _frame: object) -> None:
         self.number = self.number or number

@@ -30,8 +30,8 @@ class Sampled:
     __slots__ = ("counts", "due")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.due = 0.0
+        self.counts: list[int] = [0] * (len(BOUNDS) + 1)
+        self.due: float = 0.0
 
     def begin(self, now: float) -> bool:
         """Return True if a duration that begins or ends now is to be counted. Frequent callers compare `due` first."""
@@ -77,8 +77,8 @@ class TopicTimes:
     __slots__ = ("handling", "lateness")
 
     def __init__(self) -> None:
-        self.handling = Sampled()
-        self.lateness = Sampled()
+        self.handling: Sampled = Sampled()
+        self.lateness: Sampled = Sampled()
 
 
 class Activity:
@@ -102,7 +102,7 @@ class Activity:
         self.topics: dict[str, TopicTimes] = {}
         self.held: dict[tuple[str, str], None] = {}
         self.outdated: dict[tuple[str, str, str], None] = {}
-        self.calls = Sampled()
+        self.calls: Sampled = Sampled()
 
     def note_failure(self, of: str, key: str, attempt: int | None, error: str, retry_after: float | None) -> None:
         """Remember that a handler or a guarded function failed. Any thread may call it."""

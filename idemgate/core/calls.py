@@ -112,12 +112,12 @@ class Call(Generic[T]):
         redirect: Redirect | None = None,
         framed: bytes = b"",
     ) -> None:
-        self.script = script
-        self.keys = keys
-        self.args = args
-        self.read = read
-        self.redirect = redirect
-        self.framed = framed
+        self.script: Script = script
+        self.keys: tuple[bytes, ...] = keys
+        self.args: Sequence[Arg] = args
+        self.read: Callable[[Reply], T] = read
+        self.redirect: Redirect | None = redirect
+        self.framed: bytes = framed
 
     def answer(self, reply: Reply) -> T:
         """Return the caller's answer for a script reply.
@@ -165,8 +165,8 @@ class Batch(Generic[T]):
     __slots__ = ("calls", "join")
 
     def __init__(self, calls: Sequence[Call[Any]], join: Callable[[list[Any]], T]) -> None:
-        self.calls = calls
-        self.join = join
+        self.calls: Sequence[Call[Any]] = calls
+        self.join: Callable[[list[Any]], T] = join
 
 
 class PerKeyCall(Call[Any], Generic[T]):
@@ -183,7 +183,7 @@ class PerKeyCall(Call[Any], Generic[T]):
         self, script: Script, keys: tuple[bytes, ...], args: Sequence[Arg], read: Callable[[Any], T], common: int
     ) -> None:
         super().__init__(script, keys, args, read)
-        self.common = common
+        self.common: int = common
 
     def answer(self, reply: Any) -> list[T | StoreError]:
         """Return the answers in the order of the keys.

@@ -14,7 +14,7 @@ from idemgate.errors import InvalidArgument
 
 __all__ = ["LATEST_MS", "LONGEST_MS", "Duration", "instant", "lease_milliseconds", "milliseconds"]
 
-log = logging.getLogger("idemgate.lease")
+log: logging.Logger = logging.getLogger("idemgate.lease")
 
 Duration: TypeAlias = int | float | timedelta | str
 """Seconds as int or float, a timedelta, or text such as "500ms", "2s", "5m", "24h", "7d", "1h30m"."""

@@ -24,14 +24,14 @@ class ForkCounter:
     __slots__ = ("count",)
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
 
     def increment(self) -> None:
         """Count one fork."""
         self.count += 1
 
 
-fork_counter = ForkCounter()
+fork_counter: ForkCounter = ForkCounter()
 
 
 def run_in_child(hook: Callable[[], object]) -> None:

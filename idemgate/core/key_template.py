@@ -496,11 +496,11 @@ class Arguments:
         func = _unwrap(func)
         parameters = list(signature(func).parameters.values())
         named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-        self.hints = type_hints(func)
-        self.names = tuple(parameter.name for parameter in parameters)
+        self.hints: dict[str, Any] = type_hints(func)
+        self.names: tuple[str, ...] = tuple(parameter.name for parameter in parameters)
         self._finds = {p.name: _find(at, p, named) for at, p in enumerate(parameters)}
         self._rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        self.of_method = _takes_self(func, self.names)
+        self.of_method: bool = _takes_self(func, self.names)
 
     def find(self, name: str) -> Find | None:
         """Return a function that finds the argument `name` of a call; None if there is no such parameter.

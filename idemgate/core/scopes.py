@@ -17,7 +17,7 @@ from idemgate.errors import InvalidArgument
 
 __all__ = ["DefaultScopes", "check_unregistered", "mark_registered", "module_of", "qualified_name", "scope_of"]
 
-log = logging.getLogger("idemgate.once")
+log: logging.Logger = logging.getLogger("idemgate.once")
 
 _MAIN = ("__main__", "__mp_main__")
 """The names of the module that a program starts with, in the program and in the children of multiprocessing."""

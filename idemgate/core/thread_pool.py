@@ -61,8 +61,8 @@ class ThreadPool(Generic[J, R]):
         """Build a pool without threads. `name` is the prefix of their names."""
         self.running: dict[J, int] = {}
         """The jobs that run now, each with the id of its thread."""
-        self.active = 0
-        self.job_seconds = MAX_DELAY / 16
+        self.active: int = 0
+        self.job_seconds: float = MAX_DELAY / 16
         """Moving average of the seconds that a job takes. It starts low, because to start 100 threads costs 10 ms. If
         the first jobs are slow, `_recheck_speed` wakes the other threads after 2 ms."""
         self._name = name

@@ -31,7 +31,7 @@ __all__ = [
     "HANDLED", "Action", "Outcome", "Step", "Verdict", "choose_step", "counts_no_attempt", "judge_error", "verdict_of",
 ]  # fmt: skip
 
-log = logging.getLogger("idemgate.once")
+log: logging.Logger = logging.getLogger("idemgate.once")
 R = TypeVar("R")
 
 Outcome = Literal["handled", "duplicate", "in_progress", "rejected", "failed", "lost", "unguarded", "skipped"]

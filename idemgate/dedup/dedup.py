@@ -167,10 +167,10 @@ class DedupCalls:
     __slots__ = ("clock", "namespace", "retention", "scope")
 
     def __init__(self, namespace: str, clock: Clock | None, scope: str, retention: int) -> None:
-        self.namespace = namespace
-        self.clock = clock
-        self.scope = scope
-        self.retention = retention
+        self.namespace: str = namespace
+        self.clock: Clock | None = clock
+        self.scope: str = scope
+        self.retention: int = retention
 
     def add(self, key: keys.Key) -> Call[bool]:
         """Build the call that adds an id and answers whether it is new."""

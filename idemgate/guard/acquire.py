@@ -17,7 +17,7 @@ from idemgate.store.context import Context
 
 __all__ = ["ReplyOrError", "acquire_many", "acquire_many_async", "renew_late", "renew_late_async"]
 
-log = logging.getLogger("idemgate.once")
+log: logging.Logger = logging.getLogger("idemgate.once")
 ReplyOrError = ClaimReply | StoreError
 """The reply to one claim of a batch, or the error about what is stored under its key."""
 

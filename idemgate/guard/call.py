@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -84,7 +85,7 @@ __all__ = [
     "start_lease", "unfinished_of",
 ]  # fmt: skip
 
-log = event_log("idemgate.once")
+log: logging.Logger = event_log("idemgate.once")
 
 
 # -- the call ---------------------------------------------------------------------------------------------------------

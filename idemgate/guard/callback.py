@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from idemgate.guard.decorator import build_judge, build_judge_async
 
 __all__ = ["OnFailure", "OnVerdict", "wrap_callback"]
 
-log = event_log("idemgate.once")
+log: logging.Logger = event_log("idemgate.once")
 OnFailure = Literal["raise", "log"]
 OnVerdict = Callable[..., object]
 """A function that gets the `Verdict` and the arguments of the callback, and settles the message."""

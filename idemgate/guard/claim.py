@@ -56,7 +56,7 @@ __all__ = [
     "AioClaim", "BaseClaim", "Claim", "claim_request", "claim_requests", "record_block_end", "renew_until_ended",
 ]  # fmt: skip
 
-log = logging.getLogger("idemgate.once")
+log: logging.Logger = logging.getLogger("idemgate.once")
 
 ClaimState = Literal["started", "in_progress", "done"]
 

@@ -17,6 +17,8 @@ from idemgate.core.calls import (
     Batch,
     Call,
     PerKeyCall,
+    Redirect,
+    Reply,
     bulk,
     call,
     constant,
@@ -90,14 +92,14 @@ class ClaimReply:
         stored: bytes = b"",
     ) -> None:
         self.state: ReplyState = state
-        self.token = token
-        self.attempt = attempt
-        self.left_ms = left_ms
-        self.taken_over = taken_over
-        self.checkpoint = checkpoint
-        self.kind = kind
-        self.result = result
-        self.stored = stored
+        self.token: int = token
+        self.attempt: int = attempt
+        self.left_ms: int = left_ms
+        self.taken_over: int = taken_over
+        self.checkpoint: bytes = checkpoint
+        self.kind: bytes = kind
+        self.result: bytes = result
+        self.stored: bytes = stored
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -316,25 +318,24 @@ class PlainClaim(Call[ClaimReply]):
 
     __slots__ = ("owner", "terms", "wait")
     pair = True
-    read = staticmethod(_decode_claim)
-    redirect = None
+    read: Callable[[Reply], ClaimReply] = staticmethod(_decode_claim)
+    redirect: Redirect | None = None
 
     def __init__(  # pyright: ignore[reportMissingSuperCall]
         self, keys: tuple[bytes, ...], owner: bytes, terms: PlainTerms, wait: int
     ) -> None:
         self.keys = keys
-        self.owner = owner
-        self.terms = terms
-        self.wait = wait
+        self.owner: bytes = owner
+        self.terms: PlainTerms = terms
+        self.wait: int = wait
 
-    def _frame_plain(self) -> bytes:
+    @property
+    def plain(self) -> bytes:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return the plain commands. Servers without them never ask for these."""
         start, head, rest, _, _, _ = self.terms
         name = self.keys[0]
         size = _SIZES[len(name)] if len(name) < 512 else b"$%d\r\n" % len(name)
         return b"".join((start, size, name, head, self.owner, rest, size, name, b"\r\n"))
-
-    plain = property(_frame_plain)  # pyright: ignore[reportAssignmentType]
 
     @property
     def script(self) -> Script:  # type: ignore[override]
@@ -345,13 +346,12 @@ class PlainClaim(Call[ClaimReply]):
         stays, terms, _ = _claim_terms(self.script, *self.terms.scripted, self.wait)
         return b"", b"", stays, terms, self.owner
 
-    def _frame(self) -> bytes:
+    @property
+    def framed(self) -> bytes:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return the request for the script. Servers without the plain commands get each claim in this form."""
         _, _, request = _claim_terms(script("guard/claim"), *self.terms.scripted, self.wait)
         name = self.keys[0]
         return request % (len(name), name, self.owner)
-
-    framed = property(_frame)
 
     def answer_plain(self, reply: Any, asked: float) -> ClaimReply | None:
         """Return the reply for an absent key, and for one that was done at the first attempt. The script knows all."""
@@ -445,9 +445,9 @@ class Claims:
     __slots__ = ("_last_terms", "clock", "namespace", "plain")
 
     def __init__(self, namespace: str, clock: Clock | None, plain: bool = True) -> None:
-        self.namespace = namespace
-        self.clock = clock
-        self.plain = plain and clock is None
+        self.namespace: str = namespace
+        self.clock: Clock | None = clock
+        self.plain: bool = plain and clock is None
         self._last_terms: tuple[OnceOptions | None, PlainTerms | None] = None, None
 
     def key(self, scope: str, key: keys.Key) -> tuple[bytes, ...]:

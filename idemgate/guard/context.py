@@ -11,7 +11,7 @@ from idemgate.core.clock import monotonic
 from idemgate.core.validation import check_int, is_async
 from idemgate.guard.claim_calls import ClaimReply, Claims
 from idemgate.guard.current import get_current
-from idemgate.guard.heartbeat import end_timeouts, register_scope
+from idemgate.guard.heartbeat import EndTimeouts, end_timeouts, register_scope
 from idemgate.guard.local import LocalGuard
 from idemgate.guard.options import GuardOptions, OnceOptions
 from idemgate.guard.request import Duplicate
@@ -35,14 +35,14 @@ class GuardContext:
         self.context = context
         self.options = options
         self.retry = retry
-        self.cache = DoneCache(cache_size, _clock_of(context)) if cache_size else None
+        self.cache: DoneCache | None = DoneCache(cache_size, _clock_of(context)) if cache_size else None
         if self.cache is not None:
             context.caches.add(self.cache)
-        self.local = LocalGuard()
+        self.local: LocalGuard = LocalGuard()
         context.note_scope(options.scope, options.retention)
         context.bound.add(self)
         self.warned_of_model = False
-        self.end_timeouts = end_timeouts(context, options.lease)
+        self.end_timeouts: EndTimeouts = end_timeouts(context, options.lease)
 
     @functools.cached_property
     def claims(self) -> Claims:
@@ -71,7 +71,7 @@ class CacheEntry:
     __slots__ = ("reply", "shared_result")
 
     def __init__(self, reply: ClaimReply) -> None:
-        self.reply = reply
+        self.reply: ClaimReply = reply
         self.shared_result: Duplicate | None = None
 
 
@@ -88,7 +88,7 @@ class DoneCache:
     __slots__ = ("__weakref__", "_entries", "_now", "_size", "evictions")
 
     def __init__(self, size: int, now: Callable[[], float] = monotonic) -> None:
-        self.evictions = 0
+        self.evictions: int = 0
         self._size = size
         self._now = now
         self._entries: OrderedDict[bytes, tuple[float, bytes, CacheEntry]] = OrderedDict()

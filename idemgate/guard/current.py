@@ -89,10 +89,10 @@ class Execution:
         self._ordinals: Counter[str] | None = None
         self._block: Callable[[], object] | None = None
         self._inside, self._outer = True, _current.get() if token > 0 else None
-        self.token = token
-        self.attempt = attempt
+        self.token: int = token
+        self.attempt: int = attempt
         self._lost = self._ended = self._cancelled = False
-        self.recovered = recovered
+        self.recovered: object = recovered
         self._saves = saves
 
     def _identity(self) -> tuple[str, str, Key]:

@@ -166,8 +166,8 @@ class GuardedFunction:
         self.guard = guard
         self.key = key
         self.fingerprint = fingerprint
-        self.options = guard.options
-        self.cache = guard.cache
+        self.options: OnceOptions = guard.options
+        self.cache: DoneCache | None = guard.cache
 
     def __reduce__(self) -> NoReturn:
         raise PicklingError(

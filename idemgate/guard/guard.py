@@ -28,7 +28,7 @@ from idemgate.guard.run_many import run_many, run_many_async
 
 __all__ = ["AioGuard", "Guard", "Keep"]
 
-log = logging.getLogger("idemgate.once")
+log: logging.Logger = logging.getLogger("idemgate.once")
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -29,7 +29,7 @@ __all__ = [
     "EndTimeouts", "Heartbeat", "NoHeartbeat", "end_timeouts", "note", "note_history", "note_run", "register_scope",
 ]  # fmt: skip
 
-log = logging.getLogger("idemgate.once")
+log: logging.Logger = logging.getLogger("idemgate.once")
 
 
 class EndTimeouts(NamedTuple):
@@ -77,10 +77,10 @@ class Heartbeat(LeaseRenewal):
         # As `LeaseRenewal.__init__`, inlined for speed: each guarded call makes one heartbeat.
         options = grant.request.options
         self.failures = 0
-        self.lease = options.lease / 1000
-        self.interval = options.lease / 6000
-        self.last = grant.leased_at
-        self.due = self.last + self.interval
+        self.lease: float = options.lease / 1000
+        self.interval: float = options.lease / 6000
+        self.last: float = grant.leased_at
+        self.due: float = self.last + self.interval
         self._ends = monotonic() + options.max_run / 1000 if options.max_run else INFINITE
         self._context = context
         self._with_current = with_current
@@ -235,8 +235,8 @@ class ScopeRegistration(LeaseRenewal):
 
     def __init__(self, context: Context, scope: str, retention: int) -> None:
         super().__init__(lease=6.0)  # a call without a reply delays other leases by a third of this
-        self.interval = 60.0
-        self.due = self.last + REGISTER_AFTER
+        self.interval: float = 60.0
+        self.due: float = self.last + REGISTER_AFTER
         self._context = context
         self._scope = (scope, retention)
 

@@ -31,13 +31,13 @@ class Decision:
     """
 
     def __init__(self, context: Context, key: Key, scope: str, word: str) -> None:
-        self.claims = Claims(context.namespace, context.clock)
-        self.record = self.claims.key(scope, key)
+        self.claims: Claims = Claims(context.namespace, context.clock)
+        self.record: tuple[bytes, ...] = self.claims.key(scope, key)
         self.key = key
         self.scope = scope
         self.word = word
         self.noted = word
-        self.request_id = new_id()
+        self.request_id: bytes = new_id()
         self.context = context
         self.evict()
 

@@ -65,7 +65,7 @@ class LocalRun:
     __slots__ = ("__weakref__", "fingerprint")
 
     def __init__(self, fingerprint: bytes) -> None:
-        self.fingerprint = fingerprint
+        self.fingerprint: bytes = fingerprint
 
 
 class Grant:

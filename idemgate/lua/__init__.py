@@ -30,9 +30,9 @@ class Script:
     __slots__ = ("name", "sha", "text")
 
     def __init__(self, name: str, text: str) -> None:
-        self.name = name
-        self.text = text.encode()
-        self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
+        self.name: str = name
+        self.text: bytes = text.encode()
+        self.sha: bytes = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
 
 def source(name: str) -> str:

@@ -24,11 +24,11 @@ from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.membership.heartbeats import MemberList, heartbeat, leave, list_members
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest, Slot, SlotOwnership
-from idemgate.store.context import HasContext
+from idemgate.store.context import Context, HasContext
 
 __all__ = ["Member", "Membership", "RedisMembership"]
 
-log = logging.getLogger("idemgate.members")
+log: logging.Logger = logging.getLogger("idemgate.members")
 NONE: frozenset[int] = frozenset()
 
 
@@ -133,10 +133,10 @@ class Member(ABC):
     """
 
     def __init__(self, gate: HasContext, *, ttl: Duration, grace: Duration, clock: Clock | None) -> None:
-        self.context = gate.context
-        self.ttl = milliseconds(ttl, "ttl") / 1000
-        self.grace = milliseconds(grace, "grace", zero=True) / 1000
-        self.interval = self.ttl / 3
+        self.context: Context = gate.context
+        self.ttl: float = milliseconds(ttl, "ttl") / 1000
+        self.grace: float = milliseconds(grace, "grace", zero=True) / 1000
+        self.interval: float = self.ttl / 3
         self._clock = clock
         self._elapsed = self._last_read = 0.0
         self._listeners: list[Callable[[], None]] = []
@@ -372,7 +372,7 @@ class RedisMembership(Member):
         self, gate: HasContext, group: str = "workers", *, ttl: Duration = "10s", grace: Duration = "30s"
     ) -> None:
         super().__init__(gate, ttl=ttl, grace=grace, clock=gate.context.clock)
-        self.group = keys.check_name(group, "group")
+        self.group: str = keys.check_name(group, "group")
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:

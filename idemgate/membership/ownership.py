@@ -64,14 +64,14 @@ class SlotOwnership:
     )  # fmt: skip
 
     def __init__(self, me: str, slots: Mapping[str, int], grace: float) -> None:
-        self.me = me
-        self.slots = dict(slots)
-        self.grace = grace
-        self.generation = 0
+        self.me: str = me
+        self.slots: dict[str, int] = dict(slots)
+        self.grace: float = grace
+        self.generation: int = 0
         self.members: Mapping[str, frozenset[str]] = {}
         self.share: frozenset[Slot] = frozenset()
         self.held: set[Slot] = set()
-        self.leaving = False
+        self.leaving: bool = False
         self._number = 0
         self._to_request: dict[Slot, None] = {}  # of the share: not known to be owned in this generation, in order
         self._waiting: dict[Slot, float] = {}  # of those: held by another member, since when

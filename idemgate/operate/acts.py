@@ -17,7 +17,7 @@ from idemgate.operate.verb import Answer, Given, Verb
 
 __all__ = ["acts_call", "describe_act", "list_acts", "perform", "record_call"]
 
-log = logging.getLogger("idemgate.operate")
+log: logging.Logger = logging.getLogger("idemgate.operate")
 _REDACTED = {"key": "key", "group": "key", "event_id": "key", "reason": "error"}
 """The parameters of changes that the gate's `redact` changes in the list of acts, and the kind of each."""
 _WILDCARDS = "*?["

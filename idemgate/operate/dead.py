@@ -33,7 +33,7 @@ from idemgate.topics.topic import Topic
 
 __all__ = ["DEAD_VERBS", "letter_facts"]
 
-log = logging.getLogger("idemgate.operate")
+log: logging.Logger = logging.getLogger("idemgate.operate")
 _RATE = "1000/1s"
 """The usual rate of a redrive: the calls take the server about a twentieth of its time."""
 _SAMPLES = 3

@@ -27,7 +27,7 @@ from idemgate.topics.topic import Topic
 __all__ = ["GROUP_VERBS", "TOPIC_VERBS", "describe_condition", "find_topic", "message_rows"]
 
 T = TypeVar("T")
-log = logging.getLogger("idemgate.operate")
+log: logging.Logger = logging.getLogger("idemgate.operate")
 
 
 def find_topic(gate: Gate, given: Given) -> Topic:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Presence", "make_observer"]
 
-log = logging.getLogger("idemgate.presence")
+log: logging.Logger = logging.getLogger("idemgate.presence")
 FIRST_AFTER = 1.0
 """Seconds from the first call of a gate to its first report."""
 TIMEOUT = 1.0
@@ -57,7 +57,7 @@ class Presence:
     """The reports of one gate in this process. It is the observer of the gate's context."""
 
     def __init__(self, context: Context) -> None:
-        self.due = NEVER
+        self.due: float = NEVER
         self._ended = False
         self._context = context
         self._lock = lock_reset_at_fork(self, "_lock")
@@ -197,5 +197,5 @@ class _Beats:
                 self._changed.wait(left)
 
 
-beats = _Beats()
+beats: _Beats = _Beats()
 run_in_child(beats.reset)

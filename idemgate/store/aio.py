@@ -49,19 +49,19 @@ class _LoopState:
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float) -> None:
-        self.loop = loop
-        self.store = (
+        self.loop: asyncio.AbstractEventLoop = loop
+        self.store: AsyncCluster | SingleServer = (
             AsyncCluster(endpoint, seconds)
             if endpoint.kind == "cluster"
             else SingleServer(endpoint, seconds, self.note_failover)
         )
-        self.losses = Losses()
-        self.subscription = Subscription(endpoint, self.losses)
+        self.losses: Losses = Losses()
+        self.subscription: Subscription = Subscription(endpoint, self.losses)
         self.subscriptions: WeakSet[Subscription] = WeakSet([self.subscription])
         self.reconnecting: asyncio.TimerHandle | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
         self.loading: dict[bytes, asyncio.Event] = {}
-        self.closing = False
+        self.closing: bool = False
         self.at_end: AsyncGenerator[None] | None = None
 
     def note_failover(self) -> None:
@@ -94,7 +94,7 @@ class PendingCall(Generic[T]):
         self, link: AsyncLink, state: _LoopState, call: Call[T], within: float, connection: AsyncConnection | None
     ) -> None:
         self.answer: asyncio.Future[T] = state.loop.create_future()
-        self.within = within
+        self.within: float = within
         self._link = link
         self._state = state
         self._call = call

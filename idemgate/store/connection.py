@@ -46,7 +46,7 @@ class Connection:
         self._socket = sock
         self._seconds = seconds
         self._reader = new_reader()
-        self.idle_since = monotonic()
+        self.idle_since: float = monotonic()
         # TLS uses Python's timeouts: after a kernel timeout its reads would retry for ever.
         self._kernel_timeout = type(sock) is socket.socket and sys.platform != "win32"
         if self._kernel_timeout:

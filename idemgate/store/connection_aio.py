@@ -69,9 +69,9 @@ class AsyncConnection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._closed_event = asyncio.Event()
-        self.closed = False
-        self.retired = False
-        self.ready = True
+        self.closed: bool = False
+        self.retired: bool = False
+        self.ready: bool = True
         self.takes_plain: bool | None = None
 
     # -- sending ------------------------------------------------------------------------------------------------------

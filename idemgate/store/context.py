@@ -32,7 +32,7 @@ __all__ = [
     "Tracer",
 ]  # fmt: skip
 
-log = logging.getLogger("idemgate.worker")
+log: logging.Logger = logging.getLogger("idemgate.worker")
 
 MAX_TRACE = 600
 """The most bytes of a trace: a `traceparent` of 55 characters and a `tracestate` of 512 fit."""
@@ -213,7 +213,7 @@ class Context:
     redact: Redact | None = None
     notes: Notes | None = None
     tracer: Tracer | None = None
-    overridden = False
+    overridden: bool = False
 
     def __init__(
         self,
@@ -226,13 +226,13 @@ class Context:
     ) -> None:
         self.timeout = timeout
         self.durability = durability
-        self.codec = Codec(max_bytes)
-        self.counters = Counters()
-        self.runners = Runners(self.counters)
-        self.lifespans = Lifespans()
+        self.codec: Codec = Codec(max_bytes)
+        self.counters: Counters = Counters()
+        self.runners: Runners = Runners(self.counters)
+        self.lifespans: Lifespans = Lifespans()
         self.caches: WeakSet[Cache] = WeakSet()
         self.bound: WeakSet[Bound] = WeakSet()
-        self.default_scopes = DefaultScopes()
+        self.default_scopes: DefaultScopes = DefaultScopes()
         self.scopes: dict[str, int] = {}
         self._lock = lock_reset_at_fork(self, "_lock")
         self._set_store(source, namespace, clock)
@@ -243,9 +243,9 @@ class Context:
         self.source = source
         self.namespace = namespace
         self.clock = clock
-        self.activity = Activity()
+        self.activity: Activity = Activity()
         self.registered_scopes: dict[str, int] = {}
-        self.heartbeat = HeartbeatThread(self._heartbeat_link, self.counters)
+        self.heartbeat: HeartbeatThread = HeartbeatThread(self._heartbeat_link, self.counters)
         # None: its next use calls the observer. The links themselves outlive a fork and a `close`.
         self._link: SyncLink | None = None
         self._aio_link: AsyncLink | None = None

@@ -48,8 +48,8 @@ class Durability:
     __slots__ = ("key", "replicas")
 
     def __init__(self, replicas: int, namespace: str) -> None:
-        self.replicas = replicas
-        self.key = durability_key(namespace)
+        self.replicas: int = replicas
+        self.key: bytes = durability_key(namespace)
 
     def applies_to(self, call: Call[Any]) -> bool:
         """Return whether the write of this call must be durable."""

@@ -27,7 +27,7 @@ from idemgate.store.tls import check_tls_settings
 
 __all__ = ["Endpoint", "connection_settings", "endpoint_from_client", "pick_node", "verifies_certificate"]
 
-log = logging.getLogger("idemgate.store")
+log: logging.Logger = logging.getLogger("idemgate.store")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ The renewal is tried again like one without a reply. If no try succeeds before t
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HeartbeatThread", "LeaseRenewal"]
 
-log = event_log("idemgate.lease")
+log: logging.Logger = event_log("idemgate.lease")
 NEVER = float("inf")
 BUG_PAUSE = 0.1
 """Seconds until the thread goes on after an exception that concerns no single lease."""
@@ -51,11 +52,11 @@ class LeaseRenewal(ABC):
     __slots__ = ("__weakref__", "due", "failures", "interval", "last", "lease")
 
     def __init__(self, lease: float) -> None:
-        self.failures = 0
-        self.lease = lease
-        self.interval = lease / 6
-        self.last = monotonic()
-        self.due = self.last + self.interval
+        self.failures: int = 0
+        self.lease: float = lease
+        self.interval: float = lease / 6
+        self.last: float = monotonic()
+        self.due: float = self.last + self.interval
 
     @abstractmethod
     def renew(self) -> Sequence[Batch[None]]:

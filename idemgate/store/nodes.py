@@ -26,8 +26,8 @@ class Node:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.name = str(endpoint)
-        self.subscription = Subscription(endpoint)
+        self.name: str = str(endpoint)
+        self.subscription: Subscription = Subscription(endpoint)
         self._client = async_client(endpoint)
 
     async def command(self, *args: Any) -> Any:
@@ -67,7 +67,7 @@ class Server:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.name = str(endpoint)
+        self.name: str = str(endpoint)
         self._client = sync_client(endpoint)
 
     def __enter__(self) -> Self:

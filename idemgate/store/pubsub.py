@@ -27,7 +27,7 @@ from idemgate.store.resp import new_reader, pack_command
 
 __all__ = ["Losses", "MessageCallback", "Subscription"]
 
-log = logging.getLogger("idemgate.listen")
+log: logging.Logger = logging.getLogger("idemgate.listen")
 PING_AFTER = 5.0
 """Seconds without a message before a PING. The kernel would keep a connection that swallows everything for longer."""
 LINGER = 1.0

@@ -30,13 +30,14 @@ class DurabilityCheck:
     def __init__(self, durability: Durability, seconds: float) -> None:
         self._durability = durability
         # The touch comes last: a server that cannot wait rejects the first request, and nothing is written.
-        self._whole_probe = self.probe = tuple(map(pack_command, reversed(durability.commands(1))))
+        self._whole_probe = tuple(map(pack_command, reversed(durability.commands(1))))
+        self.probe: tuple[bytes, ...] = self._whole_probe
         # Wait for half the reply timeout; a write that is not durable by then is retried until the deadline. For fsync
         # wait longer if time allows. With `everysec` a sync comes every 1 to 1.1 s. Each try writes, and so needs a
         # sync that begins after it. A wait of one second would miss each sync.
         half = seconds * 500
         wait = half if durability.replicas else max(half, seconds * 1000 - 500)
-        self.requests = [pack_command(words) for words in durability.commands(max(1, int(wait)))]
+        self.requests: list[bytes] = [pack_command(words) for words in durability.commands(max(1, int(wait)))]
 
     def applies_to(self, call: Call[Any]) -> bool:
         """Return whether this call must be durable."""

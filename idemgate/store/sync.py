@@ -39,7 +39,7 @@ from idemgate.store.retry import (
 __all__ = ["SyncLink", "Waiter"]
 
 T = TypeVar("T")
-log = logging.getLogger("idemgate.store")
+log: logging.Logger = logging.getLogger("idemgate.store")
 _has_warned = False
 
 

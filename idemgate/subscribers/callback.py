@@ -25,9 +25,9 @@ class _Job:
     __slots__ = ("context", "future", "item")
 
     def __init__(self, item: object, future: asyncio.Future[Verdict[Any]]) -> None:
-        self.item = item
-        self.future = future
-        self.context = contextvars.copy_context()
+        self.item: object = item
+        self.future: asyncio.Future[Verdict[Any]] = future
+        self.context: contextvars.Context = contextvars.copy_context()
 
 
 class Callback(Generic[T]):
@@ -37,7 +37,7 @@ class Callback(Generic[T]):
     """
 
     def __init__(self, func: Callable[[T], object]) -> None:
-        self.is_async = is_async(func)
+        self.is_async: bool = is_async(func)
         self._judge: Callable[[T], Any] = build_judge_async(cast(Any, func)) if self.is_async else build_judge(func)
         self._jobs: deque[_Job] = deque()
         self._pool: ThreadPool[_Job, Verdict[Any] | None] | None = None

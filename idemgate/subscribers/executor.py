@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
@@ -12,7 +13,7 @@ from idemgate.core.waits import wait_until_done
 
 __all__ = ["BoundedExecutor"]
 
-log = event_log("idemgate.subscriber")
+log: logging.Logger = event_log("idemgate.subscriber")
 T = TypeVar("T")
 
 

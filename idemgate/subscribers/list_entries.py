@@ -47,7 +47,7 @@ class TakenEntry(HeldEntry):
 
     def __init__(self, name: str, number: bytes, state: bytes, data: bytes) -> None:
         super().__init__(number, ListEntry(name, number.decode(), data, int(state.split()[0])))
-        self.state = state
+        self.state: bytes = state
 
 
 class TakenEntries(NamedTuple):
@@ -75,6 +75,8 @@ class ListCalls:
         pop: Literal["left", "right"],
         max_dead_letters: int,
     ) -> None:
+        self.source: bytes
+        self.incoming: bytes
         self.source, self.incoming, self._leases, self._state, self._data, self._dead = list_keys(name)
         self._name = name
         self._consumer = consumer

@@ -41,7 +41,7 @@ from idemgate.subscribers.stream_group import consumer_name
 
 __all__ = ["ListQueue"]
 
-log = logging.getLogger("idemgate.subscriber")
+log: logging.Logger = logging.getLogger("idemgate.subscriber")
 SHORTEST_BLOCK = 10
 """Shortest wait of one read, ms. A lease that is about to end must not turn the reads into a busy loop."""
 
@@ -67,12 +67,12 @@ class ListQueue:
         self.context = context
         self.list = name
         self.callback = callback
-        self.name = check_callback(callback)
+        self.name: str = check_callback(callback)
         self.pop: Literal["left", "right"] = pop
-        self.concurrency = check_int("concurrency", concurrency)
-        self.reclaim_ms = milliseconds(reclaim, "reclaim")
-        self.max_deliveries = check_int("max_deliveries", max_deliveries)
-        self.max_dead_letters = check_int("max_dead_letters", max_dead_letters)
+        self.concurrency: int = check_int("concurrency", concurrency)
+        self.reclaim_ms: int = milliseconds(reclaim, "reclaim")
+        self.max_deliveries: int = check_int("max_deliveries", max_deliveries)
+        self.max_dead_letters: int = check_int("max_dead_letters", max_dead_letters)
 
     def __repr__(self) -> str:
         return f"<ListQueue {self.list!r} -> {self.name}>"

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Channel", "PubSubMessage"]
 
-log = event_log("idemgate.subscriber")
+log: logging.Logger = event_log("idemgate.subscriber")
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -71,10 +72,10 @@ class Channel:
     ) -> None:
         self._context = context
         self.channel = channel
-        self.pattern = _check_pattern(channel, pattern)
+        self.pattern: bool = _check_pattern(channel, pattern)
         self.callback = callback
-        self.concurrency = check_int("concurrency", concurrency)
-        self.backlog = check_int("backlog", backlog)
+        self.concurrency: int = check_int("concurrency", concurrency)
+        self.backlog: int = check_int("backlog", backlog)
         self._facts = {"channel": channel, "callback": check_callback(callback)}
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -24,7 +25,7 @@ from idemgate.subscribers.executor import BoundedExecutor
 
 __all__ = ["BLOCK", "EntryReader", "HeldEntry", "Registration"]
 
-log = event_log("idemgate.subscriber")
+log: logging.Logger = event_log("idemgate.subscriber")
 BLOCK = 500
 """Longest wait of one read, ms. It bounds the duration of a stop without new entries."""
 READ = ACKS = 1000
@@ -48,10 +49,13 @@ class HeldEntry:
     __slots__ = ("done", "entry", "id", "lost", "released", "settling", "until")
 
     def __init__(self, number: bytes, entry: Any) -> None:
-        self.id = number
-        self.entry = entry
-        self.settling = self.released = self.done = self.lost = False
-        self.until = 0.0
+        self.id: bytes = number
+        self.entry: Any = entry
+        self.settling: bool = False
+        self.released: bool = False
+        self.done: bool = False
+        self.lost: bool = False
+        self.until: float = 0.0
 
     @property
     def is_renewable(self) -> bool:

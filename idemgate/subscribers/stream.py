@@ -46,7 +46,7 @@ from idemgate.subscribers.stream_group import (
 
 __all__ = ["Stream"]
 
-log = logging.getLogger("idemgate.subscriber")
+log: logging.Logger = logging.getLogger("idemgate.subscriber")
 Start = Literal["0", "$"]
 REMOVE_INTERVAL = 600.0
 """Seconds between two searches for the names of vanished consumers."""
@@ -71,21 +71,21 @@ class Stream:
         max_dead_letters: int = 10_000,
     ) -> None:
         self.context = context
-        self.stream = _check_name("stream", stream)
-        self.group = _check_name("group", group)
-        self.consumer = None if consumer is None else _check_name("consumer", consumer)
+        self.stream: str = _check_name("stream", stream)
+        self.group: str = _check_name("group", group)
+        self.consumer: str | None = None if consumer is None else _check_name("consumer", consumer)
         if start not in ("0", "$"):
             raise InvalidArgument("start", start, "no such choice", "Use '0' for all entries, '$' for new entries only")
         self.start = start
         self.callback = callback
-        self.name = check_callback(callback)
-        self.concurrency = check_int("concurrency", concurrency)
-        self.reclaim_ms = milliseconds(reclaim, "reclaim")
-        self.max_deliveries = check_int("max_deliveries", max_deliveries)
-        self.dead = f"{stream}:dead" if dead is None else _check_name("dead", dead)
+        self.name: str = check_callback(callback)
+        self.concurrency: int = check_int("concurrency", concurrency)
+        self.reclaim_ms: int = milliseconds(reclaim, "reclaim")
+        self.max_deliveries: int = check_int("max_deliveries", max_deliveries)
+        self.dead: str = f"{stream}:dead" if dead is None else _check_name("dead", dead)
         if self.dead == stream:
             raise InvalidArgument("dead", dead, "the stream itself", "Name another stream, or leave it out")
-        self.max_dead_letters = check_int("max_dead_letters", max_dead_letters)
+        self.max_dead_letters: int = check_int("max_dead_letters", max_dead_letters)
 
     def __repr__(self) -> str:
         return f"<Stream {self.stream!r} group {self.group!r} -> {self.name}>"

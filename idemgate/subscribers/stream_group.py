@@ -54,7 +54,7 @@ class PendingEntry(HeldEntry):
         names = (name.decode(errors="surrogateescape") for name in raw[::2])
         fields = dict(zip(names, raw[1::2], strict=True))
         super().__init__(number, Entry(stream, number.decode(), fields, deliveries))
-        self.raw = raw
+        self.raw: Sequence[bytes] = raw
 
 
 def is_group_missing(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ from idemgate.store.context import Context, Runner
 
 __all__ = ["Subscriber", "Subscribers"]
 
-log = event_log("idemgate.subscriber")
+log: logging.Logger = event_log("idemgate.subscriber")
 OVERTIME = 2.0
 """Seconds after the grace time for the last read of a subscriber and for its acknowledgements."""
 CLEANUP_SECONDS = 10.0

@@ -60,7 +60,7 @@ __all__ = [
     "to_deliveries",
 ]
 
-log = logging.getLogger("idemgate.topic")
+log: logging.Logger = logging.getLogger("idemgate.topic")
 MAX_FULL = 100
 """The keys with a full message that a program remembers, to log each once."""
 COUNT_WITHIN = 0.25
@@ -91,7 +91,7 @@ class TopicDefinition:
         self.context = context
         self.name = name
         self.declared: Policy = declared
-        self.plain = plain
+        self.plain: bool = plain
         self.handler: Callable[..., Any] | None = None
         self.forward: Forward | None = None
         self.recurring: dict[str, RecurringTrigger] = {}

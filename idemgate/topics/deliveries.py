@@ -35,7 +35,7 @@ __all__ = [
     "split_oversize",
 ]
 
-log = logging.getLogger("idemgate.topic")
+log: logging.Logger = logging.getLogger("idemgate.topic")
 T = TypeVar("T")
 MAX_MIXED_SETTLEMENTS = 32
 """Maximum settlements per script call if some are not an ack. Those take several times as long."""

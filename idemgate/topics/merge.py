@@ -38,11 +38,11 @@ class Merge:
     def __init__(
         self, spec: dict[str, object], fields: dict[str, Merge] | None = None, rest: Merge | None = None
     ) -> None:
-        self.spec = spec
+        self.spec: dict[str, object] = spec
         self.op: Name | Literal["fields"] = cast(Any, spec["op"])
-        self.fields = fields or {}
-        self.rest = rest
-        self.raw = self.op in ("last", "first")
+        self.fields: dict[str, Merge] = fields or {}
+        self.rest: Merge | None = rest
+        self.raw: bool = self.op in ("last", "first")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Merge) and self.spec == other.spec

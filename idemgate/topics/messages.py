@@ -411,14 +411,14 @@ class Delivery(Generic[P]):
         message: Message | None,
         packed: PackedMessage = None,
     ) -> None:
-        self.topic = topic
-        self.slot = slot
-        self.raw_key = raw_key
-        self.token = token
-        self.due_ms = due_ms
-        self.size = 0 if packed is None else len(packed[0])
-        self.lost = False
-        self.cancelled = False
+        self.topic: str = topic
+        self.slot: int = slot
+        self.raw_key: bytes = raw_key
+        self.token: int = token
+        self.due_ms: int = due_ms
+        self.size: int = 0 if packed is None else len(packed[0])
+        self.lost: bool = False
+        self.cancelled: bool = False
         self._read = message
         self._packed = packed
         self._payload: P | None = None

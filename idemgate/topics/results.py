@@ -79,7 +79,7 @@ class ResultWait:
         if receipt.ticket is None or policy.result_retention is None:
             fix = 'Declare the topic with result_retention="10m"'
             raise InvalidArgument("receipt", receipt, f"topic {topic!r} stores no results", fix)
-        self.ticket = receipt.ticket
+        self.ticket: Ticket = receipt.ticket
         self._topic = topic
         self._seconds = milliseconds(timeout, "timeout", zero=True) / 1000
         self._deadline = monotonic() + self._seconds

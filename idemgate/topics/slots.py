@@ -85,9 +85,9 @@ class SlotRedirect:
     __slots__ = ("calls", "rebuild", "slot")
 
     def __init__(self, calls: BaseCalls, slot: int, rebuild: Rebuild) -> None:
-        self.calls = calls
-        self.slot = slot
-        self.rebuild = rebuild
+        self.calls: BaseCalls = calls
+        self.slot: int = slot
+        self.rebuild: Rebuild = rebuild
 
     def lookup(self) -> Call[OpenReply]:
         """Build the call that reads the layout from the registry. It creates a topic that was deleted."""
@@ -132,14 +132,14 @@ class BaseCalls:
         `adopt` receives the number of slots after each registry lookup, unless a reshard is running. `check` sees
         the payload of each trigger. `hidden`: histories get digests of keys.
         """
-        self.namespace = namespace
-        self.name = name
-        self.policy = policy
-        self.codec = codec
-        self.clock = clock
-        self.adopt = adopt
-        self.check = check
-        self.hidden = hidden
+        self.namespace: str = namespace
+        self.name: str = name
+        self.policy: Policy = policy
+        self.codec: Codec = codec
+        self.clock: Clock | None = clock
+        self.adopt: Callable[[int], None] = adopt
+        self.check: CheckPayload | None = check
+        self.hidden: bool = hidden
         self._policy = policy.for_scripts(hidden)
         self._rules = policy.for_triggers(hidden)
         self._serials = policy.result_retention is not None  # replies name the last serial before them: see `Ticket`
@@ -296,9 +296,9 @@ class SlotRequest(Generic[E]):
     def __init__(
         self, request_id: bytes, entries: Sequence[E], larger: Mapping[int, Sequence[int]] | None = None
     ) -> None:
-        self.id = request_id
-        self.entries = entries
-        self.larger = larger or {}
+        self.id: bytes = request_id
+        self.entries: Sequence[E] = entries
+        self.larger: Mapping[int, Sequence[int]] | dict[int, Sequence[int]] = larger or {}
 
     def select_answers(self, answers: list[A]) -> list[A]:
         """Return the answers to these entries from a reply to this request or to a larger one."""

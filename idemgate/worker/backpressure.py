@@ -11,7 +11,7 @@ from idemgate.topics.messages import Delivery
 
 __all__ = ["Backpressure"]
 
-log = logging.getLogger("idemgate.worker")
+log: logging.Logger = logging.getLogger("idemgate.worker")
 SHORTEST_PAUSE = 0.1
 """Seconds. A topic without backoff must not ask an unavailable service in a busy loop."""
 
@@ -29,8 +29,8 @@ class Backpressure:
     """
 
     def __init__(self, context: Context, topic: str, adaptive: Adaptive | None) -> None:
-        self.applies = adaptive is not None
-        self.failures = 0
+        self.applies: bool = adaptive is not None
+        self.failures: int = 0
         self._context = context
         self._topic = topic
         self._adaptive = adaptive

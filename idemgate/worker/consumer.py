@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from asyncio import gather
+from asyncio import Event, gather
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
+from idemgate.core.activity import TopicTimes
 from idemgate.core.calls import Batch, split_batches
 from idemgate.core.clock import monotonic
 from idemgate.core.validation import is_async
 from idemgate.errors import DecodeError, NotDurable, StoreError
+from idemgate.store.context import Context
 from idemgate.store.held import HeldRenewal
 from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Delivery, Taken
+from idemgate.topics.topic import Topic
 from idemgate.topics.topic_calls import TopicCalls
 from idemgate.worker.backpressure import Backpressure
 from idemgate.worker.cron import Occurrences
@@ -24,7 +27,7 @@ from idemgate.worker.poller import POLL, Poller
 
 __all__ = ["MAX_SETTLED", "FinishedDelivery", "InFlight", "TopicConsumer", "attempt_number"]
 
-log = logging.getLogger("idemgate.worker")
+log: logging.Logger = logging.getLogger("idemgate.worker")
 MAX_SETTLED = 80
 
 
@@ -46,13 +49,14 @@ class InFlight:
     def __init__(
         self, consumer: TopicConsumer, delivery: Delivery[Any], until: float, since: float, margin: float
     ) -> None:
-        self.consumer = consumer
-        self.delivery = delivery
-        self.until = until
-        self.since = since
-        self.margin = margin
-        self.started = 0.0
-        self.misfired = self.settling = False
+        self.consumer: TopicConsumer = consumer
+        self.delivery: Delivery[Any] = delivery
+        self.until: float = until
+        self.since: float = since
+        self.margin: float = margin
+        self.started: float = 0.0
+        self.misfired: bool = False
+        self.settling: bool = False
 
     def is_assigned(self) -> bool:
         """Return True if this worker polls the slot of the delivery."""
@@ -92,20 +96,22 @@ class TopicConsumer:
 
     def __init__(self, poller: Poller) -> None:
         self.poller = poller
-        self.topic, self.context, self.wake = poller.topic, poller.context, poller.wake
+        self.topic: Topic[Any, Any] = poller.topic
+        self.context: Context = poller.context
+        self.wake: Event = poller.wake
         self.in_flight: set[InFlight] = set()
         self.ready: deque[InFlight] = deque()
         self.turn = 0
         self._occurrences = Occurrences(poller)
-        self.places = TopicPlaces(self.room)
-        self.times = self.context.activity.times_of(self.topic.name)
+        self.places: TopicPlaces = TopicPlaces(self.room)
+        self.times: TopicTimes = self.context.activity.times_of(self.topic.name)
         self._renewal: HeldRenewal[InFlight] | None = None
         handler = self.topic.definition.handler
         assert handler is not None, "the worker selects topics with a handler only"
-        self.is_async = is_async(handler)
+        self.is_async: bool = is_async(handler)
         build = build_run_async if self.is_async else build_run
         self.run: Callable[[Delivery[Any]], Any] = build(handler, self.context)
-        self.backpressure = Backpressure(self.context, self.topic.name, self.poller.calls.policy.adaptive)
+        self.backpressure: Backpressure = Backpressure(self.context, self.topic.name, self.poller.calls.policy.adaptive)
         # With durability, a settlement waits for replicas. A take must neither wait for them nor fail with them.
         self._takes_while_settling = self.context.durability is None
 

@@ -13,13 +13,15 @@ from typing import Any
 from idemgate.core.calls import MAX_ENTRIES
 from idemgate.core.clock import monotonic
 from idemgate.errors import DecodeError, InvalidArgument, StoreError
+from idemgate.store.context import Context
 from idemgate.topics.messages import Delivery, Trigger, moment, replace_payload
 from idemgate.topics.recurring import RecurringTrigger
+from idemgate.topics.topic import Topic
 from idemgate.worker.poller import Poller
 
 __all__ = ["CronScheduler", "Occurrences"]
 
-log = logging.getLogger("idemgate.worker")
+log: logging.Logger = logging.getLogger("idemgate.worker")
 VERIFY = 30.0
 """Seconds within which the scheduler notices that the store lost the next occurrence."""
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -38,8 +40,9 @@ class CronScheduler:
         Raises:
             InvalidArgument: The topic cannot accept a payload.
         """
-        self.topic, self.context = poller.topic, poller.context
-        self.wake = asyncio.Event()
+        self.topic: Topic[Any, Any] = poller.topic
+        self.context: Context = poller.context
+        self.wake: asyncio.Event = asyncio.Event()
         self._poller = poller
         self._recurring = tuple(poller.topic.definition.recurring.values())
         self._enqueued: dict[str, datetime] = {}

@@ -22,7 +22,7 @@ from idemgate.worker.places import Places
 
 __all__ = ["Dispatcher", "Ended"]
 
-log = logging.getLogger("idemgate.worker")
+log: logging.Logger = logging.getLogger("idemgate.worker")
 Ended = tuple[InFlight, Verdict[Any] | None]
 """A delivery and the verdict on it; None if its handler was not started, because its lease has nearly ended."""
 

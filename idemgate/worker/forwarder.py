@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from idemgate.core.calls import MAX_ENTRIES, run_plan_async
 from idemgate.errors import ServerRejected
 from idemgate.topics.deliveries import plan_trim
 from idemgate.topics.messages import Forward, Forwarded
+from idemgate.topics.topic import Topic
 from idemgate.topics.topic_calls import TopicCalls
 from idemgate.worker.poller import Poller
 
 __all__ = ["Forwarder"]
 
-log = logging.getLogger("idemgate.worker")
+log: logging.Logger = logging.getLogger("idemgate.worker")
 TRIM_INTERVAL = 10.0
 """Shortest time between two trims of a topic's streams, seconds."""
 
@@ -27,7 +29,8 @@ class Forwarder:
 
     def __init__(self, poller: Poller, target: Forward) -> None:
         self.poller = poller
-        self.topic, self.wake = poller.topic, poller.wake
+        self.topic: Topic[Any, Any] = poller.topic
+        self.wake: asyncio.Event = poller.wake
         self._target = target
         self._trims_at = 0.0 if target.trim else float("inf")
 

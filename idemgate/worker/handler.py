@@ -102,11 +102,13 @@ class DeliveryExecution(Execution):
     """The object that `current()` returns inside a topic's handler: a view of its delivery."""
 
     __slots__ = ("_delivery",)
-    _saves, recovered, _block, _outer = False, None, None, None  # of the class, because each delivery makes an instance
+    # Of the class, because each delivery makes an instance:
+    _saves, _block, _outer = False, None, None
+    recovered: object = None
 
     def __init__(self, delivery: Delivery[Any], context: Context) -> None:
         # No super().__init__(): it needs the attempt, which is known only after the message is unpacked.
-        self.token = delivery.token
+        self.token: int = delivery.token
         self._context = context
         self._delivery = delivery
         self._inside = True

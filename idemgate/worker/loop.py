@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeliveryLoop", "StoreOutage", "WorkSource", "repeat"]
 
-log = logging.getLogger("idemgate.worker")
+log: logging.Logger = logging.getLogger("idemgate.worker")
 
 
 class DeliveryLoop:
@@ -49,7 +49,7 @@ class DeliveryLoop:
     def __init__(
         self, places: Places, concurrency: int, stop: asyncio.Event, on_slots_changed: Callable[[], None]
     ) -> None:
-        self.dispatcher = Dispatcher(concurrency, places, stop, self._on_ended)
+        self.dispatcher: Dispatcher = Dispatcher(concurrency, places, stop, self._on_ended)
         self._places = places
         self._stop = stop
         self._on_slots_changed = on_slots_changed

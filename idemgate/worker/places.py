@@ -36,8 +36,10 @@ class TopicPlaces:
     __slots__ = ("held", "last_fetch", "limit", "requested")
 
     def __init__(self, limit: Callable[[int], int]) -> None:
-        self.held = self.requested = self.last_fetch = 0
-        self.limit = limit
+        self.held: int = 0
+        self.requested: int = 0
+        self.last_fetch: int = 0
+        self.limit: Callable[[int], int] = limit
 
 
 class Places:
@@ -55,12 +57,13 @@ class Places:
 
     def __init__(self, concurrency: int, prefetch: int | None) -> None:
         """Build the places. `prefetch` is the number of deliveries to hold ready; None means adaptive."""
-        self.freed = asyncio.Event()
+        self.freed: asyncio.Event = asyncio.Event()
         self.line: dict[TopicPlaces, None] = {}
         self._concurrency = concurrency
         self._fixed = prefetch
         self._held = self._requested = self._fetches = 0
-        self.starving = self._fetching = 0  # of those that hold no delivery: how many fetch
+        self.starving: int = 0
+        self._fetching = 0  # of those that hold no delivery: how many fetch
         self._restart(initial_state(concurrency))
 
     # -- fetching -----------------------------------------------------------------------------------------------------
@@ -181,7 +184,7 @@ class Places:
 
     def _restart(self, state: PrefetchState) -> None:
         self._state, self._handled, self._since = state, 0, monotonic()
-        self.prefetch = state.size if self._fixed is None else self._fixed
+        self.prefetch: int = state.size if self._fixed is None else self._fixed
 
 
 class PrefetchState(NamedTuple):

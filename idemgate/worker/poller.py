@@ -7,11 +7,12 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from math import ceil
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from idemgate.core.calls import Call
 from idemgate.core.clock import monotonic
 from idemgate.errors import DecodeError
+from idemgate.store.context import Context
 from idemgate.topics.messages import decode_pause
 from idemgate.topics.policy import find_newer
 from idemgate.topics.slots import stored_policy
@@ -49,7 +50,7 @@ class WorkReply(SlotReply, Protocol):
 
 
 A = TypeVar("A", bound=WorkReply)
-log = logging.getLogger("idemgate.worker")
+log: logging.Logger = logging.getLogger("idemgate.worker")
 
 
 class Poller:
@@ -69,8 +70,8 @@ class Poller:
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
-        self.context = topic.definition.context
-        self.wake = asyncio.Event()
+        self.context: Context = topic.definition.context
+        self.wake: asyncio.Event = asyncio.Event()
         self.assigned_slots: Callable[[], Collection[int]] | None = None
         self.on_resize: Callable[[], None] = lambda: None
         self._running: Counter[int] = Counter()
@@ -81,7 +82,7 @@ class Poller:
         self._rotation = self._next_poll = 0
         self._polled_at = monotonic()
         self._must_subscribe = False
-        self.replied_at = monotonic()
+        self.replied_at: float = monotonic()
         self._subscription = self.context.aio_link.subscription()
 
     async def open(self) -> None:
@@ -298,8 +299,9 @@ class PolicyFollower:
     """
 
     def __init__(self, poller: Poller) -> None:
-        self.topic, self.context = poller.topic, poller.context
-        self.wake = asyncio.Event()
+        self.topic: Topic[Any, Any] = poller.topic
+        self.context: Context = poller.context
+        self.wake: asyncio.Event = asyncio.Event()
         self._poller = poller
         self._looked_at = self.context.now()
 

@@ -22,7 +22,7 @@ from idemgate.worker.worker import CLEANUP_SECONDS, HasTopics, Worker
 
 __all__ = ["run"]
 
-log = logging.getLogger("idemgate.worker")
+log: logging.Logger = logging.getLogger("idemgate.worker")
 SAME_REQUEST = 1.0
 """Seconds in which further signals count as the first one: a terminal sends SIGINT, and its supervisor SIGTERM."""
 

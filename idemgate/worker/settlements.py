@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from math import ceil
 from typing import Any
 
@@ -17,7 +18,7 @@ from idemgate.worker.consumer import InFlight, attempt_number
 
 __all__ = ["choose_settlement", "settle_unstarted"]
 
-log = event_log("idemgate.worker")
+log: logging.Logger = event_log("idemgate.worker")
 _LOST_DELAY = 1000
 """Ms until a message returns whose guard lost its lease. Another owner runs its key, so the guard then defers it."""
 

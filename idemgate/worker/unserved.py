@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -17,7 +18,7 @@ from idemgate.worker.poller import POLL
 
 __all__ = ["UnservedTopics"]
 
-log = event_log("idemgate.worker")
+log: logging.Logger = event_log("idemgate.worker")
 MAX_SHOWN = 10
 """Topics that the text of a log record names. Its fields have all of them."""
 LOOK = 30.0
@@ -35,7 +36,7 @@ class UnservedTopics:
     """
 
     def __init__(self, context: Context, topics: Mapping[str, Topic]) -> None:
-        self.wake = asyncio.Event()
+        self.wake: asyncio.Event = asyncio.Event()
         self._context = context
         self._topics = topics
         self._idle = dict[str, tuple[int, float]]()  # messages taken so far, and since when none was taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,7 +15,8 @@ from idemgate.core.text import event_log
 from idemgate.core.validation import check_int
 from idemgate.core.waits import finish_despite_cancel, wait_for_wakeup, wait_until_done, wait_within
 from idemgate.errors import InvalidArgument, ServerRejected
-from idemgate.store.context import HasContext, Runner
+from idemgate.membership.member import Membership
+from idemgate.store.context import Context, HasContext, Runner
 from idemgate.store.retry import is_out_of_memory
 from idemgate.topics.topic import Topic
 from idemgate.worker.consumer import InFlight, TopicConsumer
@@ -28,7 +30,7 @@ from idemgate.worker.unserved import UnservedTopics
 
 __all__ = ["Worker"]
 
-log = event_log("idemgate.worker")
+log: logging.Logger = event_log("idemgate.worker")
 MAX_SHOWN = 10
 """Handlers that the text of a log record names. Its fields have all of them."""
 CLEANUP_SECONDS = 1.0
@@ -80,13 +82,13 @@ class Worker:
         grace: Duration = "30s",
         membership: MembershipOption = None,
     ) -> None:
-        self.context = gate.context
+        self.context: Context = gate.context
         self._topics = gate.topics
-        self.concurrency = check_int("concurrency", concurrency, 1)
+        self.concurrency: int = check_int("concurrency", concurrency, 1)
         self._prefetch = None if prefetch is None else check_int("prefetch", prefetch, 0)
         self._places = Places(concurrency, self._prefetch)
-        self.grace = milliseconds(grace, "grace", zero=True) / 1000
-        self.membership = resolve_membership(gate, membership, grace)
+        self.grace: float = milliseconds(grace, "grace", zero=True) / 1000
+        self.membership: Membership | None = resolve_membership(gate, membership, grace)
         self._asked = topics
         self._names = select_topics(gate.topics, topics)
         self._active = False

@@ -122,23 +122,27 @@ class SlotView:
         self.topic = topic
         self.unreadable: list[Finding] = []
         merge = topic.merge if topic else None
-        self.messages = self._decode_all(
+        self.messages: dict[bytes, Any] = self._decode_all(
             "messages", found.messages, lambda packed: _decode_message(packed, merge, codec)
         )
-        self.next = self._decode_all("next", found.next, lambda packed: _decode_message(packed, merge, codec))
+        self.next: dict[bytes, Any] = self._decode_all(
+            "next", found.next, lambda packed: _decode_message(packed, merge, codec)
+        )
         self.pending: dict[bytes, StoredMessage] = {
             key: one for key, one in self.messages.items() if key not in found.in_flight
         } | self.next
-        self.inflight = self._decode_inflight(found)
-        self.dead_data = self._decode_all(
+        self.inflight: dict[bytes, InFlight] = self._decode_inflight(found)
+        self.dead_data: dict[bytes, Any] = self._decode_all(
             "dead:data", found.dead_data, lambda packed: _decode_dead_letter(packed, merge, codec)
         )
-        self.group_active = self._decode_all("group:active", found.group_active, _parse_members)
+        self.group_active: dict[bytes, Any] = self._decode_all("group:active", found.group_active, _parse_members)
         numbers = {name: value for name, value in found.meta.items() if name not in _NOT_COUNTED}
         self.meta: dict[bytes, int] = self._decode_all("meta", numbers, int)
         self._decode_all("meta", {name: found.meta[name] for name in (b"paused",) if name in found.meta}, decode_pause)
-        self.ready = self._decode_all("ready", {member: member for member in found.ready}, _parse_ready)
-        self.group_waiting = self._decode_all(
+        self.ready: dict[bytes, Any] = self._decode_all(
+            "ready", {member: member for member in found.ready}, _parse_ready
+        )
+        self.group_waiting: dict[bytes, Any] = self._decode_all(
             "group:waiting", {member: member for member in found.group_waiting}, _parse_waiting
         )
 

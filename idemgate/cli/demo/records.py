@@ -48,11 +48,11 @@ class Records:
     """Everything that was reported. `topic` is what the topic counts at the end; `faults` says what else went wrong."""
 
     def __init__(self, subscribers: int, window: float) -> None:
-        self.began = time.monotonic()
-        self.window_ms = round(window * 1000)
+        self.began: float = time.monotonic()
+        self.window_ms: int = round(window * 1000)
         self.published: list[DemoEvent] = []
-        self.subscribers = [Reports() for _ in range(subscribers)]
-        self.workers = [Reports()]
+        self.subscribers: list[Reports] = [Reports() for _ in range(subscribers)]
+        self.workers: list[Reports] = [Reports()]
         self.topic: dict[str, int] = {}
         self.faults: list[str] = []
 

@@ -12,7 +12,7 @@ from idemgate.core.keys import check_name
 from idemgate.errors import ServerRejected, StoreError
 from idemgate.guard.claim_calls import Claims
 from idemgate.operate.servers import read_server, read_settings
-from idemgate.store.durability import DurabilityOption, parse_durability
+from idemgate.store.durability import Durability, DurabilityOption, parse_durability
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.nodes import Server, servers
 from idemgate.store.sync import SyncLink
@@ -36,8 +36,8 @@ class Namespace:
     """The namespace to examine, and the durability of its gates; raise InvalidArgument for invalid values."""
 
     def __init__(self, url: str, name: str, durability: DurabilityOption = None) -> None:
-        self.name = check_name(name, "namespace")
-        self.durability = parse_durability(durability, name)
+        self.name: str = check_name(name, "namespace")
+        self.durability: Durability | None = parse_durability(durability, name)
         if url.startswith("embedded:"):
             from idemgate.store.embedded.server import shared_server
 

@@ -59,10 +59,10 @@ class Codec:
             raise InvalidArgument(
                 "max_depth", max_depth, "is out of range", "Pass 1 to 128: more would not unpack everywhere"
             )
-        self.max_bytes = max_bytes
-        self.limit_name = limit_name
-        self.max_depth = max_depth
-        self.max_items = max_items
+        self.max_bytes: int = max_bytes
+        self.limit_name: str = limit_name
+        self.max_depth: int = max_depth
+        self.max_items: int = max_items
         self._small = min(_SMALL, max_items)
         self._depth = min(max_depth, _MAX_DEPTH)
 

@@ -76,11 +76,11 @@ class Place:
     __slots__ = ("depth", "hashed", "modelled", "parent", "step")
 
     def __init__(self, parent: Place | None, step: object, depth: int, hashed: bool, modelled: bool) -> None:
-        self.parent = parent
-        self.step = step
-        self.depth = depth
-        self.hashed = hashed  # in a dict key or a set: the decoded value must be hashable
-        self.modelled = modelled  # in a model: its class restores types that the value alone does not
+        self.parent: Place | None = parent
+        self.step: object = step
+        self.depth: int = depth
+        self.hashed: bool = hashed  # in a dict key or a set: the decoded value must be hashable
+        self.modelled: bool = modelled  # in a model: its class restores types that the value alone does not
 
     def inside(self, step: object, *, levels: int = 1, modelled: bool = False) -> Place:
         return Place(self, step, self.depth + levels, self.hashed, self.modelled or modelled)
@@ -112,11 +112,11 @@ class ValueEncoder:
     def __init__(
         self, name: str, max_depth: int, *, ordered: bool = False, identity: bool = False, unique: bool = False
     ) -> None:
-        self.name = name
-        self.max_depth = max_depth
-        self.ordered = ordered
-        self.identity = identity
-        self.unique = unique
+        self.name: str = name
+        self.max_depth: int = max_depth
+        self.ordered: bool = ordered
+        self.identity: bool = identity
+        self.unique: bool = unique
 
     def encode(self, value: object) -> bytes:
         """Return `value` in msgpack. Raises InvalidArgument that names a member which cannot be restored exactly."""

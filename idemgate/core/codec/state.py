@@ -38,10 +38,10 @@ class StoredModel:
     __slots__ = ("fields", "hidden", "name", "unset")
 
     def __init__(self, name: str, fields: dict[str, Any], hidden: dict[str, Any], unset: list[str]) -> None:
-        self.name = name
-        self.fields = fields
-        self.hidden = hidden
-        self.unset = unset
+        self.name: str = name
+        self.fields: dict[str, Any] = fields
+        self.hidden: dict[str, Any] = hidden
+        self.unset: list[str] = unset
 
     def __repr__(self) -> str:
         return f"<stored {self.name}>"

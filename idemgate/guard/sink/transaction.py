@@ -34,7 +34,7 @@ class Transaction:
         work: Callable[..., Any],
         encode: Callable[[OnceOptions, object], Ending],
     ) -> None:
-        self.started = False
+        self.started: bool = False
         self.ending: Ending | None = None
         self.stored: Ending | None = None
         self._context = context

@@ -89,7 +89,7 @@ class Topology:
         self._hint: Address | None = None
         self._refreshed_at = -REFRESH_INTERVAL
         self.primaries: frozenset[Address] = frozenset()
-        self.stale = True
+        self.stale: bool = True
 
     def find_owner(self, key: bytes) -> Address | None:
         """Return the node that serves the key, or None when none is known."""
@@ -229,7 +229,7 @@ class RoutedBatch:
         self._keys = keys
         self._rounds = 0
         self.replies: list[Any] = [None] * len(keys)
-        self.pending = _group_by_route(
+        self.pending: dict[Route, list[int]] = _group_by_route(
             {position: route or Route(topology.require_owner(key)) for position, key in enumerate(keys)}
         )
 

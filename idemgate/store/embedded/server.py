@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Binary", "Embedded", "directory_of", "find_server", "shared_server", "start"]
 
-log = logging.getLogger("idemgate.embedded")
+log: logging.Logger = logging.getLogger("idemgate.embedded")
 
 ENVIRONMENT = "IDEMGATE_SERVER"
 MIN_VERSION = (6, 2)
@@ -223,11 +223,11 @@ class Embedded:
     def __init__(
         self, directory: Path, hold: socket.socket, watch: socket.socket, state: dict[str, Any], *, temporary: bool
     ) -> None:
-        self.directory = str(directory)
+        self.directory: str = str(directory)
         self.temporary = temporary
-        self.socket_path = state["socket"]
-        self.url = "unix://" + quote(self.socket_path)
-        self.binary = Binary(*state["binary"])
+        self.socket_path: Any = state["socket"]
+        self.url: str = "unix://" + quote(self.socket_path)
+        self.binary: Binary = Binary(*state["binary"])
         self._home = Path(self.socket_path).parent
         self.supervisor_pid: int = state["supervisor"]
         self._owner = os.getpid()

@@ -143,30 +143,32 @@ class Supervisor:
     def __init__(self, order: Order, lock: int, starter: socket.socket) -> None:
         self.order = order
         self.lock = lock
-        self.data = Path(order["data"])
+        self.data: Path = Path(order["data"])
+        self.binary: str
+        self.home: Path
         self.binary, _, version = order["binary"]
-        self.program = f"{self.binary} {version}"
-        self.previous = _read_lock_file(lock)
+        self.program: str = f"{self.binary} {version}"
+        self.previous: dict[str, Any] = _read_lock_file(lock)
         self.home, listener = _listen(self.data)
-        self.home_fd = os.open(self.home, os.O_RDONLY | os.O_CLOEXEC)
-        self.log = self.data / LOG_FILE
-        self.log_start = self.log.stat().st_size if self.log.exists() else 0
+        self.home_fd: int = os.open(self.home, os.O_RDONLY | os.O_CLOEXEC)
+        self.log: Path = self.data / LOG_FILE
+        self.log_start: int = self.log.stat().st_size if self.log.exists() else 0
 
-        self.holders = {starter}  # the server runs while there is one
-        self.not_ready_holders = {starter}  # holders that wait for the server to start
+        self.holders: set[socket.socket] = {starter}  # the server runs while there is one
+        self.not_ready_holders: set[socket.socket] = {starter}  # holders that wait for the server to start
         self.watchers: set[socket.socket] = set()
         self.exit_waiters: list[socket.socket] = []  # clients that wait for the end
 
         self.server: subprocess.Popen[bytes] | None = None
-        self.ready = False
-        self.ever_ready = False
-        self.failed = False
-        self.responded_at = 0.0  # time of the last reply while starting
-        self.launch_at = 0.0
+        self.ready: bool = False
+        self.ever_ready: bool = False
+        self.failed: bool = False
+        self.responded_at: float = 0.0  # time of the last reply while starting
+        self.launch_at: float = 0.0
         self.restarts: list[float] = []
-        self.last_exit = ""  # the reason of the previous server's exit
+        self.last_exit: str = ""  # the reason of the previous server's exit
 
-        self.selector = selectors.DefaultSelector()
+        self.selector: selectors.DefaultSelector = selectors.DefaultSelector()
         self.register(starter, self.handle_holder)
         self.register(listener, self.accept)
         self.register(_child_signals(), lambda conn: conn.recv(4096))

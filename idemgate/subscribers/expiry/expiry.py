@@ -73,19 +73,19 @@ class Expiry:
         backlog: int,
     ) -> None:
         self.context = context
-        self.pattern = _check_pattern(pattern)
+        self.pattern: str = _check_pattern(pattern)
         if notifications not in ("check", "set", "assume"):
             fix = 'Use "check", "set" (change the server\'s setting if necessary) or "assume" (no check)'
             raise InvalidArgument("notifications", notifications, "no such choice", fix)
         self.notifications: Notifications = notifications
-        self.scan_seconds = milliseconds(scan, "scan") / 1000
-        self.retention = milliseconds(retention, "retention") / 1000
+        self.scan_seconds: float = milliseconds(scan, "scan") / 1000
+        self.retention: float = milliseconds(retention, "retention") / 1000
         if self.retention * 1000 < expiry.ECHO_MS:
             raise InvalidArgument("retention", retention, "events may arrive that late", 'Use at least "10s"')
-        self.backlog = check_int("backlog", backlog)
-        self.scope = f"expiry.{name}"
+        self.backlog: int = check_int("backlog", backlog)
+        self.scope: str = f"expiry.{name}"
         self._matches = matcher(self.pattern.encode())
-        self.topic = make_topic()  # last: bad options must leave no topic behind
+        self.topic: Topic[Any, Any] = make_topic()  # last: bad options must leave no topic behind
 
     def __repr__(self) -> str:
         return f"<Expiry {self.topic.name!r} {self.pattern!r}>"

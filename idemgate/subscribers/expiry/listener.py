@@ -27,7 +27,7 @@ from idemgate.topics.topic import Topic
 
 __all__ = ["ExpiryListener"]
 
-log = logging.getLogger("idemgate.subscriber")
+log: logging.Logger = logging.getLogger("idemgate.subscriber")
 BATCH = 500
 """Keys to check, or to put into the due set, in one batch."""
 REFRESH_INTERVAL = 5.0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from hashlib import blake2b
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 from idemgate import Gate, Guard, InvalidArgument, KeyReused, OutcomeUnknown, StoreError, Verdict
+from idemgate.core.counters import Counters
 from idemgate.core.text import event_log, one_line
 from idemgate.errors import AttemptsExhausted, LeaseLost
 from idemgate_http.keys import Identity, parse_key, record_key, tag_caller
@@ -29,7 +31,7 @@ from idemgate_http.webhooks.event import BadSignature
 __all__ = ["GUARDED", "MARK", "MISSING", "PASSED", "Admission", "HttpGuard", "Released", "RequiredKeyMissing",
            "Selected", "Unrendered", "is_verified", "log_facts"]  # fmt: skip
 
-log = event_log("idemgate.http")
+log: logging.Logger = event_log("idemgate.http")
 HEADER: Final = "idempotency-key"
 MARK: Final = "idemgate_http"
 """The entry of an ASGI scope or a WSGI environ that says that a middleware has seen the request."""
@@ -84,11 +86,11 @@ class HttpGuard:
         self.options: Options = check_options(gate, given, kind)
         most = self.options.max_response_bytes + 2 * HEADER_BYTES
         self.guard: Guard = gate.guard(**self.options.guard, max_result_bytes=most, on_error=_on_error)
-        self.counters = gate.counters
-        self.unrendered = set[object]()
+        self.counters: Counters = gate.counters
+        self.unrendered: set[object] = set[object]()
         """The ends of claims whose responses are not rendered yet."""
         source = self.options.source
-        self.mark = GUARDED if source is None else f"{GUARDED}:{source.name}"
+        self.mark: str = GUARDED if source is None else f"{GUARDED}:{source.name}"
 
     def passes(self, method: str, mark: object) -> bool:
         """Return True for a request that is not for this guard, by its method and the mark of an outer guard.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from idemgate.core.text import event_log
@@ -10,7 +11,7 @@ from idemgate_http.core import Admission, HttpGuard, log_facts
 
 __all__ = ["Outliving"]
 
-log = event_log("idemgate.http")
+log: logging.Logger = event_log("idemgate.http")
 _LAST = 1.0
 """Seconds that a cancelled handler has for its cleanup, and for the release of its claim."""
 

@@ -67,11 +67,11 @@ class Request:
     __slots__ = ("headers", "method", "path", "query", "raw")
 
     def __init__(self, method: str, path: str, query: bytes, headers: Headers, raw: Any) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.raw = raw
+        self.method: str = method
+        self.path: str = path
+        self.query: bytes = query
+        self.headers: Headers = headers
+        self.raw: Any = raw
 
     def __repr__(self) -> str:
         return f"<Request {one_line(self.method)} {self.path!r}>"

@@ -22,7 +22,7 @@ from idemgate_http.response import Response
 __all__ = ["Adapter", "Late", "pack_form", "run_view", "run_view_async"]
 
 R = TypeVar("R")
-log = logging.getLogger("idemgate.http")
+log: logging.Logger = logging.getLogger("idemgate.http")
 
 
 class Adapter(Protocol[R]):
@@ -136,7 +136,7 @@ class Late(LeaseRenewal, Generic[R]):
         self, core: HttpGuard, admission: Admission, grant: Grant, response: R, read: Callable[[R], list[Any]]
     ) -> None:
         super().__init__(grant.request.options.lease / 1000)
-        self.due = self.last + self.lease / 2
+        self.due: float = self.last + self.lease / 2
         self._core = core
         self._guard = core.guard._guard
         self._admission = admission

@@ -196,8 +196,8 @@ class Step:
     def __init__(
         self, span: Span, durations: Histogram | None = None, labels: Mapping[str, str | int | bool] | None = None
     ) -> None:
-        self.span = span
-        self.trace = pack(span.get_span_context())
+        self.span: Span = span
+        self.trace: bytes = pack(span.get_span_context())
         self._durations = durations
         self._labels = dict(labels or {})
         self._began = time.perf_counter()

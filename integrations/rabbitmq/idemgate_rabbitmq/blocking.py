@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Future
 from threading import Lock, Thread
 from typing import Any, Self
@@ -26,7 +27,7 @@ from idemgate_rabbitmq.outgoing import (
 
 __all__ = ["Publisher"]
 
-log = event_log("idemgate.rabbitmq")
+log: logging.Logger = event_log("idemgate.rabbitmq")
 Sent = Future[None]
 
 

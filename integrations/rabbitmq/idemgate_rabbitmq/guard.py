@@ -31,7 +31,7 @@ from idemgate.types import Verdict, check_function, milliseconds, scope_of
 
 __all__ = ["guarded"]
 
-log = event_log("idemgate.rabbitmq")
+log: logging.Logger = event_log("idemgate.rabbitmq")
 F = TypeVar("F", bound=Callable[..., Any])
 Verb = Literal["ack", "return", "requeue", "reject"]
 """`return` requeues by `basic.nack`, which RabbitMQ 4.3 does not count against the delivery limit of a quorum queue."""

@@ -57,7 +57,7 @@ class Unroutable(NotPublished):
 
     def __init__(self, exchange: str, routing_key: str, reply: str) -> None:
         super().__init__()
-        self.args = exchange, routing_key, reply
+        self.args: tuple[Any, ...] = exchange, routing_key, reply
         self.exchange = exchange
         self.routing_key = routing_key
         self.reply = reply
@@ -84,13 +84,13 @@ class Address:
     """Where to and how, checked; InvalidArgument names what is wrong."""
 
     def __init__(self, url: str, exchange: str, routing_key: RoutingKey, encoding: Encoding, timeout: Duration) -> None:
-        self.url = _checked_url(url)
-        self.exchange = _short("exchange", exchange)
+        self.url: str = _checked_url(url)
+        self.exchange: str = _short("exchange", exchange)
         self._routing_key = routing_key if routing_key is None or callable(routing_key) else _key(routing_key)
         if encoding not in get_args(Encoding):
             raise InvalidArgument("encoding", encoding, "no such choice", "Use 'json' or 'msgpack'")
         self._encoding: Encoding = encoding
-        self.seconds = milliseconds(timeout, "timeout") / 1000
+        self.seconds: float = milliseconds(timeout, "timeout") / 1000
 
     def outgoing(self, delivery: Delivery[Any]) -> Outgoing:
         """Build the message of a delivery.

@@ -43,8 +43,8 @@ class _Rows(Generic[C]):
 
     def __init__(self, dialect: Dialect, placeholders: Placeholders, table: str, lock_timeout: Duration) -> None:
         self.table = table
-        self.statements = InboxStatements.build(dialect, placeholders, table)
-        self.lock_timeout_ms = milliseconds(lock_timeout, "lock_timeout")
+        self.statements: InboxStatements = InboxStatements.build(dialect, placeholders, table)
+        self.lock_timeout_ms: int = milliseconds(lock_timeout, "lock_timeout")
         self._current: ContextVar[_Run[C] | None] = ContextVar(f"{table}_inbox", default=None)
 
     def connection(self) -> C:

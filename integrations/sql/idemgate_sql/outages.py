@@ -12,7 +12,7 @@ from idemgate_sql.outbox_statements import Backlog
 
 __all__ = ["Lag", "Outages", "describe"]
 
-log = logging.getLogger("idemgate.sql")
+log: logging.Logger = logging.getLogger("idemgate.sql")
 LOCK_TIMEOUTS = 3
 """How many lock time-outs in turn are an outage. Another writer of SQLite may cause a few."""
 LATE = 60.0

@@ -79,9 +79,9 @@ class Outbox(Generic[C]):
 
     def __init__(self, database: Database[C], table: str, notify: bool) -> None:
         self.database = database
-        self.statements = OutboxStatements.build(database.dialect, database.placeholders, table)
+        self.statements: OutboxStatements = OutboxStatements.build(database.dialect, database.placeholders, table)
         self.notify = notify
-        self.wakeups = Wakeups()
+        self.wakeups: Wakeups = Wakeups()
 
     def trigger_many(
         self, connection: C, topic: AnyTopic[Sent], triggers: Iterable[Trigger | tuple[Key, Sent]]
@@ -119,9 +119,9 @@ class AioOutbox(Generic[C]):
 
     def __init__(self, database: AioDatabase[C], table: str, notify: bool) -> None:
         self.database = database
-        self.statements = OutboxStatements.build(database.dialect, database.placeholders, table)
+        self.statements: OutboxStatements = OutboxStatements.build(database.dialect, database.placeholders, table)
         self.notify = notify
-        self.wakeups = Wakeups()
+        self.wakeups: Wakeups = Wakeups()
 
     async def trigger_many(
         self, connection: C, topic: AnyTopic[Sent], triggers: Iterable[Trigger | tuple[Key, Sent]]

@@ -22,7 +22,7 @@ from idemgate_sql.relay_connection import RelayConnection, Wakeups, wait_for_sto
 
 __all__ = ["Relay", "check_relay_options"]
 
-log = logging.getLogger("idemgate.sql")
+log: logging.Logger = logging.getLogger("idemgate.sql")
 MOST_BYTES = 4 * 1024 * 1024
 """Bytes of packed triggers that one batch reads, but at least one row."""
 LONGEST_PAUSE = 10.0

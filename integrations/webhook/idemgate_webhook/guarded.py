@@ -37,7 +37,7 @@ class Guarded(httpx.AsyncBaseTransport):
     def __init__(
         self, allow: Iterable[str] = (), *, tls: ssl.SSLContext | None = None, resolve: Resolve | None = None
     ) -> None:
-        self.reach = Reach(allow)
+        self.reach: Reach = Reach(allow)
         self._tls = tls
         self._resolve = resolve or resolved
 

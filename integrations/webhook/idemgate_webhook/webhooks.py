@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ import httpx
 from idemgate_http.webhooks import Secrets, secret_bytes, sign
 
 from idemgate import Bury, Delivery, Duration, Gate, InvalidArgument, Receipt, Retry, Topic, current
-from idemgate.types import BackoffPolicy, Record, milliseconds
+from idemgate.types import BackoffPolicy, OnceFunction, Record, milliseconds
 from idemgate_webhook.answers import Attempt, History, described, history_of, retry_after, with_attempt
 from idemgate_webhook.guarded import Guarded
 from idemgate_webhook.outgoing import body_bytes, checked_id, checked_url
@@ -112,7 +112,7 @@ class Webhooks:
         )  # fmt: skip
         self._scope = f"webhook:{name}"
         guarded = gate.once(key=_key_of, scope=self._scope, retention=retention, on_done="skip")
-        self.deliver = guarded(self._attempt)
+        self.deliver: OnceFunction[[Delivery[Any]], Coroutine[Any, Any, object]] = guarded(self._attempt)
         self.topic.handler(self.deliver)
 
     def __repr__(self) -> str:

@@ -52,7 +52,7 @@ class ZooKeeperMembership(Member):
         super().__init__(gate, ttl=ttl, grace=grace, clock=None)
         if not hosts:
             raise InvalidArgument("hosts", hosts, "names no server", 'Pass "host:2181", or several with commas between')
-        self.path = f"/idemgate/{gate.namespace}" if path is None else path.rstrip("/")
+        self.path: str = f"/idemgate/{gate.namespace}" if path is None else path.rstrip("/")
         if not self.path.startswith("/"):
             raise InvalidArgument("path", path, "not an absolute path", 'Begin it with "/", and name at least one node')
         self.hosts = hosts

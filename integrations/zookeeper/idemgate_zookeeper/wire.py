@@ -29,7 +29,7 @@ T = TypeVar("T")
 Watch = Callable[[object], None]
 PAUSE = 0.1
 """Seconds from a lost connection to the next try."""
-LOST = (ConnectionLoss, SessionExpiredError)
+LOST: tuple[type[Exception], ...] = (ConnectionLoss, SessionExpiredError)
 """What a request raises if its connection or its session ends before the reply."""
 
 
