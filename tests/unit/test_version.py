@@ -1,9 +1,7 @@
-"""The version has one value, and the store shows it."""
+"""The store shows the version."""
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +10,6 @@ import redis
 import idemgate
 from idemgate import Gate
 from idemgate.store.embedded.server import start
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_all_packages_have_the_version_of_the_core() -> None:
-    projects = [ROOT / "pyproject.toml", *ROOT.glob("integrations/*/pyproject.toml")]
-    assert len(projects) > 4
-    versions = {path.parent.name: tomllib.loads(path.read_text())["project"]["version"] for path in projects}
-    assert {*versions.values()} == {idemgate.__version__}, versions
 
 
 async def test_the_store_lists_the_connections_of_idemgate_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:

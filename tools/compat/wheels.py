@@ -81,7 +81,9 @@ def try_on(version: str, wheels: Sequence[Path]) -> tuple[Path, list[str]]:
     command = clean.with_name("idemgate")
     done = [run_apart(command, "--version"), run_apart(command, "demo", *DEMO).splitlines()[-1]]
     program, output = read_first_program((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert run_apart(clean, "-c", program) == output
+    file = clean.with_name("first_program.py")
+    file.write_text(program, encoding="utf-8")
+    assert run_apart(clean, file) == output
     done += [output, run_apart(clean, "-c", NAMES, "idemgate", "modules")]
     for wheel in wheels:
         uv("pip", "install", "--quiet", "--python", clean, wheel)
@@ -97,9 +99,14 @@ def read_first_program(page: str) -> tuple[str, str]:
     return found[1], found[2].strip()
 
 
-def run_apart(*words: str | Path, cwd: Path = CACHE, timeout: float = 300) -> str:
-    """Run a program elsewhere than in the checkout, which would be imported there. Return what it prints."""
+def run_apart(*words: str | Path, cwd: Path = CACHE, path: Path | None = None) -> str:
+    """Run a program elsewhere than in the checkout, which would be imported there. Return what it prints.
+
+    `path` is a folder to put first on PATH.
+    """
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+    if path:
+        env["PATH"] = f"{path}{os.pathsep}{env['PATH']}"
+    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout.strip()

