@@ -100,11 +100,16 @@ def read_projects(root: Path) -> dict[Path, dict[str, Any]]:
 def find_metadata_faults(projects: Mapping[Path, Mapping[str, Any]]) -> list[str]:
     """Return what differs from the core, which is the first project, or is missing in any package."""
     core, *_ = projects
+    pin = f"=={projects[core]['version']}"
     faults: list[str] = []
     for home, project in projects.items():
         name = project["name"]
         if project["version"] != projects[core]["version"]:
             faults.append(f"{name}: version {project['version']}, not {projects[core]['version']} as the core")
+        loose = [
+            one for one in project.get("dependencies", []) if one.startswith("idemgate-") and not one.endswith(pin)
+        ]
+        faults += [f"{name}: {one} without {pin}: releases are tested together" for one in loose]
         faults += [f"{name}: no classifier {one!r}" for one in sorted(CLASSIFIERS - {*project["classifiers"]})]
         licence = home / "LICENSE"
         if not licence.exists() or licence.read_bytes() != (core / "LICENSE").read_bytes():

@@ -329,13 +329,14 @@ class PlainClaim(Call[ClaimReply]):
         self.terms: PlainTerms = terms
         self.wait: int = wait
 
-    @property
-    def plain(self) -> bytes:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+    def _frame_plain(self) -> bytes:
         """Return the plain commands. Servers without them never ask for these."""
         start, head, rest, _, _, _ = self.terms
         name = self.keys[0]
         size = _SIZES[len(name)] if len(name) < 512 else b"$%d\r\n" % len(name)
         return b"".join((start, size, name, head, self.owner, rest, size, name, b"\r\n"))
+
+    plain: bytes = property(_frame_plain)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 
     @property
     def script(self) -> Script:  # type: ignore[override]
@@ -346,12 +347,13 @@ class PlainClaim(Call[ClaimReply]):
         stays, terms, _ = _claim_terms(self.script, *self.terms.scripted, self.wait)
         return b"", b"", stays, terms, self.owner
 
-    @property
-    def framed(self) -> bytes:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+    def _frame(self) -> bytes:
         """Return the request for the script. Servers without the plain commands get each claim in this form."""
         _, _, request = _claim_terms(script("guard/claim"), *self.terms.scripted, self.wait)
         name = self.keys[0]
         return request % (len(name), name, self.owner)
+
+    framed: bytes = property(_frame)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 
     def answer_plain(self, reply: Any, asked: float) -> ClaimReply | None:
         """Return the reply for an absent key, and for one that was done at the first attempt. The script knows all."""

@@ -33,10 +33,10 @@ License-File: LICENSE
 URLS = dict.fromkeys(release.LINKS, "https://example.com")
 
 
-def write_project(folder: Path, version: str, classifiers: set[str] = release.CLASSIFIERS) -> None:
+def write_project(folder: Path, version: str, classifiers: set[str] = release.CLASSIFIERS, more: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     words = PROJECT.format(name=folder.name, version=version, classifiers=sorted(classifiers))
-    (folder / "pyproject.toml").write_text(words, "utf-8")
+    (folder / "pyproject.toml").write_text(words + more, "utf-8")
     (folder / "LICENSE").write_text("MIT", "utf-8")
 
 
@@ -64,12 +64,16 @@ def test_the_changelog_has_a_heading_for_the_version() -> None:
 def test_a_package_that_differs_from_the_core_is_named(tmp_path: Path) -> None:
     # Given a core and two integrations, one of them left behind
     write_project(tmp_path, "0.2.0")
-    write_project(tmp_path / "integrations/celery", "0.2.0")
-    write_project(tmp_path / "integrations/kafka", "0.1.0", release.CLASSIFIERS - {"Typing :: Typed"})
+    write_project(
+        tmp_path / "integrations/celery", "0.2.0", more='dependencies = ["idemgate-redis==0.2.0", "celery"]\n'
+    )
+    classifiers = release.CLASSIFIERS - {"Typing :: Typed"}
+    write_project(tmp_path / "integrations/kafka", "0.1.0", classifiers, 'dependencies = ["idemgate-redis"]\n')
     (tmp_path / "integrations/kafka/LICENSE").unlink()
     # Then it is named with all that is wrong
     assert release.find_metadata_faults(release.read_projects(tmp_path)) == [
         "kafka: version 0.1.0, not 0.2.0 as the core",
+        "kafka: idemgate-redis without ==0.2.0: releases are tested together",
         "kafka: no classifier 'Typing :: Typed'",
         "kafka: no LICENSE that equals that of the core",
     ]
