@@ -22,7 +22,6 @@ from idemgate.topics.policy import _DEFAULTS, TopicOptions
 from tests.operate.test_page import Seen, browser, expect  # noqa: F401
 from tests.unit.test_site import ENTRIES
 from tools import site
-from tools.site.options import defaults
 
 pytestmark = [
     pytest.mark.slow,
@@ -119,6 +118,8 @@ def test_each_option_has_a_row_with_its_type_and_default(html: Path, entry: str,
 
 
 def test_the_defaults_of_topics_are_those_of_the_code() -> None:
+    from tools.site.options import defaults  # of the group `site`
+
     words = {"none": None, "no limit": None, "30 s": "30s", "24 h": "24h", "30 days": "30d", "False": False}
     guide = {name: words.get(default, default.strip('"').replace(",", "")) for name, default in defaults()[1].items()}
     code = {name: str(value) if type(value) is int else value for name, value in _DEFAULTS.items()}
