@@ -60,7 +60,7 @@ def machine() -> str:
     )
     busy = [
         part for part, run in found.items()
-        if part != "threads" and float(run["facts"]["load"].split()[0]) > _BUSY
+        if part not in ("threads", "profile") and float(run["facts"]["load"].split()[0]) > _BUSY
     ]  # fmt: skip
     warning = f"\n\nOthers used this machine during {', '.join(busy)}: rates there are too low, and ratios are rough."
     return common + "\n\n" + runs + (warning if busy else "")
