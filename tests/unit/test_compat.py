@@ -73,3 +73,8 @@ def test_the_page_tells_results_in_the_order_of_versions(tmp_path: Path, monkeyp
     ]  # fmt: skip
     assert "did not run" in page
     assert "- Redis 8.10.2, redis-py 8.1.0: `tests.x::y`" in page
+    # And rows of results that are elsewhere stay where that is asked for
+    (tmp_path / "8.2.0.json").unlink()
+    report.write(keep=True)
+    kept = (tmp_path / "docs" / "compatibility.md").read_text()
+    assert sorted(page.splitlines()) == sorted(kept.splitlines())

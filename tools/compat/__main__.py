@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from tools.compat import cells, environments, report, suite, wheels
+from tools.compat import cells, environments, node, report, suite, wheels
 from tools.compat.cells import Cell
 from tools.compat.servers import SERVERS
 
@@ -30,6 +30,10 @@ def main() -> int:
     if words.report:
         report.write()
         return 0
+    if words.node:
+        green = _print_result(node.run(words.node))
+        report.write(keep=True)
+        return 0 if green else 1
     chosen = [getattr(words, name.replace("-", "_")) for name in AXES]
     some = cells.product(*chosen) if any(chosen) else cells.COVER
     folders = suite.QUICK if words.quick else suite.FOLDERS
@@ -43,7 +47,10 @@ def main() -> int:
 def _green(cell: Cell, folders: list[str], workers: int) -> bool:
     print(cell.name, end=" ", flush=True)
     interpreter = environments.python(cell.python, cell.redis_py, cell.parser)
-    result: dict[str, Any] = suite.run(cell, interpreter, folders, workers)
+    return _print_result(suite.run(cell, interpreter, folders, workers))
+
+
+def _print_result(result: dict[str, Any]) -> bool:
     told = ", ".join(f"{result[name]} {name}" for name in ("passed", "skipped", "failed") if name in result)
     print(f"{told or 'did not run'} ({result['seconds']} s)", *result.get("failures", []), sep="\n  ", flush=True)
     return result["code"] == 0
@@ -71,6 +78,7 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", metavar="A,B", type=some, default=[], help=f"of {', '.join(values)}")
     parser.add_argument("--quick", action="store_true", help="the part of the suite that depends on them most")
     parser.add_argument("-n", type=int, default=2, help="test processes at once (default: 2)")
+    parser.add_argument("--node", metavar="314", help="only this version of Python in Node, without a server")
     parser.add_argument("--report", action="store_true", help="only write docs/compatibility.md")
     return parser.parse_args()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from tools.compat.suite import FOLDERS, QUICK, RESULTS
@@ -13,7 +14,7 @@ __all__ = ["write"]
 PAGE = """\
 # Compatibility
 
-idemgate works with Redis 6.2 and newer, Valkey, redis-py 5.0.2 and newer, and Python 3.11 to 3.13. hiredis is
+idemgate works with Redis 6.2 and newer, Valkey, redis-py 5.0.2 and newer, and Python 3.11 to 3.15. hiredis is
 optional. The store is one server, Sentinel or Cluster. Scripts use commands of Redis 6.2 only. Connections speak
 RESP2, also if the URL or the client asks for RESP3. [Managed servers](hosting.md) has a page of its own.
 
@@ -21,6 +22,10 @@ RESP2, also if the URL or the client asks for RESP3. [Managed servers](hosting.m
 part of it, on the named server. The tests with clusters of three primaries and with sentinels have a column of their
 own. RESP is the version that the URL asks for. Skipped tests need real input that is not in the checkout, or TLS
 where the server has none.
+
+The row of Pyodide is CPython in Node, with `tests/unit` and no server. It skips what needs a server, a thread, a
+process or an event loop. With a server the suite ran on Python 3.11 to 3.13. The workflow of the repository is set up
+to run it on 3.14 and 3.15, too.
 
 | server | redis-py | Python | parser | RESP | passed | of these cluster, sentinel | skipped | failed | run |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -33,19 +38,27 @@ The suite: {folders}. A part of it: {part}. {failures}
 packages without installing them. It uses the Pythons that it finds or that uv has, and creates an environment for
 each combination. First it builds the wheels of all packages, checks their contents, and runs `idemgate demo` from
 them in a clean environment of each Python. `--servers`, `--redis-py`, `--python`, `--parser` and `--protocol` select
-rows, and `--quick` runs a part of the suite. `IDEMGATE_SERVER=PROGRAM pytest` runs anything else on one of the
-servers.
+rows, and `--quick` runs a part of the suite. `--node 314` runs Pyodide only, and needs Node. `IDEMGATE_SERVER=PROGRAM
+pytest` runs anything else on one of the servers.
 """
 
 
-def write() -> None:
-    """Writes the page."""
+def write(*, keep: bool = False) -> None:
+    """Write the page. With `keep`, the rows of other servers stay: their results may be on another machine."""
+    file = ROOT / "docs" / "compatibility.md"
     results = [json.loads(path.read_text()) for path in RESULTS.glob("*.json")]
     results.sort(key=_order)
-    rows = "\n".join(_row(result) for result in results)
+    here = {result["server"] for result in results}
+    lines = file.read_text().splitlines() if keep else []
+    kept = [line for line in lines if _server(line) not in {None, *here}]
+    rows = "\n".join([*(_row(result) for result in results), *kept])
     told = {"folders": _code(FOLDERS), "part": _code(QUICK)}
-    page = PAGE.format(rows=rows, failures=_failures(results), **told)
-    (ROOT / "docs" / "compatibility.md").write_text(page)
+    file.write_text(PAGE.format(rows=rows, failures=_failures(results), **told))
+
+
+def _server(line: str) -> str | None:
+    found = re.match(r"\| ((?:Pyodide|Redis|Valkey) [\d.]+) \|", line)
+    return found[1] if found else None
 
 
 def _order(result: dict[str, Any]) -> list[object]:

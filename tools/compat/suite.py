@@ -15,7 +15,7 @@ from tools.compat import environments, servers
 from tools.compat.cells import Cell
 from tools.compat.uv import CACHE, ROOT
 
-__all__ = ["FOLDERS", "QUICK", "RESULTS", "run"]
+__all__ = ["FOLDERS", "QUICK", "RESULTS", "commit", "counts", "run"]
 
 FOLDERS = [
     f"tests/{name}"
@@ -53,7 +53,7 @@ def run(cell: Cell, interpreter: Path, folders: list[str], workers: int) -> dict
         "server": servers.version(server),
         "protocol": cell.protocol,
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": _commit(),
+        "commit": commit(),
         "folders": folders,
         "seconds": round(time.monotonic() - began),
         "code": code,
@@ -81,6 +81,7 @@ def counts(report: Path) -> dict[str, object]:
 _OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 
 
-def _commit() -> str:
+def commit() -> str:
+    """That of the checkout."""
     said = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     return said.stdout.strip()
