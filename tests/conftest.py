@@ -51,6 +51,9 @@ settings.load_profile("idemgate")
 def pytest_configure(config: pytest.Config) -> None:
     if loop := os.environ.get("IDEMGATE_TEST_LOOP"):
         asyncio.set_event_loop_policy(import_module(loop).EventLoopPolicy())
+    # Hypothesis looks for references to its generator. Since Python 3.14 it finds none among the objects that are
+    # exempt from garbage collection.
+    config.addinivalue_line("filterwarnings", "ignore:It looks like `register_random` was passed")
     gc.disable()  # until all is collected: nothing of it is garbage, and looking for some takes a fifth of the time
     if redis.__version__.startswith("5.0."):
         # It leaves the sockets of failed connections to the garbage collector.

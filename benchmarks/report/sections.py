@@ -46,7 +46,8 @@ def _costs(rows: Rows, who: str, step: str) -> list[str]:
 
 
 _BUSY = 2.5
-"""Load average above which this is not only us: a client and a server. The part `threads` makes more itself."""
+"""Load average above which this is not only us: a client and a server. The part `threads` makes more itself, and
+`profile` counts instructions."""
 
 
 def machine() -> str:

