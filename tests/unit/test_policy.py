@@ -102,6 +102,11 @@ def test_what_is_stored_is_read_back(facts: dict[str, Any]) -> None:
     assert diff_policies(made.pack_stored(), made.pack_stored()) == ({}, {})
 
 
+def test_an_option_of_a_later_version_is_ignored() -> None:
+    stored = msgpack.unpackb(policy(window="60s", revision=2).pack_stored()) | {"of a later version": 5}
+    assert from_stored(msgpack.packb(stored), DEFAULT).window == 60_000
+
+
 STORED = [
     "edge", "max_delay", "max_size", "merge", "quiet", "remember", "slots", "window", "priority", "priority_boost",
     "concurrency", "group_concurrency", "rate", "burst", "results", "history", "revision",
