@@ -60,7 +60,7 @@ def write(*, keep: bool = False) -> None:
 
 
 def _server(line: str) -> str | None:
-    found = re.match(r"\| ((?:Pyodide|Redis|Valkey) [\d.]+) \|", line)
+    found = re.match(r"\| ((?:Pyodide|Redis|Valkey) \S+) \|", line)
     return found[1] if found else None
 
 
