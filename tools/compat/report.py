@@ -24,7 +24,7 @@ part of it, on the named server. The tests with clusters of three primaries and 
 own. RESP is the version that the URL asks for. Skipped tests need real input that is not in the checkout, or TLS
 where the server has none.
 
-The row of Pyodide is CPython in Node, with `tests/unit` and no server. It skips what needs a server, a thread, a
+The rows of Pyodide are CPython in Node, with `tests/unit` and no server. They skip what needs a server, a thread, a
 process or an event loop. With a server the suite ran on Python 3.11 to 3.13. The workflow of the repository is set up
 to run it on 3.14 and 3.15, too.
 
