@@ -102,6 +102,8 @@ class Call(Generic[T]):
     """Plain commands in RESP that may do the work of the script, where a server has them. Empty for most calls."""
     pair = False
     """True if `plain` are two commands, so that two replies come. One if False."""
+    undo_plain: bytes = b""
+    """The request that takes back the first command of a pair whose second one was refused."""
 
     def __init__(
         self,

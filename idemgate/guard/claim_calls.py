@@ -355,17 +355,32 @@ class PlainClaim(Call[ClaimReply]):
 
     framed: bytes = property(_frame)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 
+    def _frame_undo(self) -> bytes:
+        """Return the command that deletes the record of this claim, and no other: its time has passed."""
+        name, stored = self.keys[0], self.terms.record + self.owner
+        return b"*7\r\n" + b"".join(map(bulk, (b"SET", name, stored, b"IFEQ", stored, b"PXAT", b"1")))
+
+    undo_plain = property(_frame_undo)  # pyright: ignore[reportAssignmentType]
+
     def answer_plain(self, reply: Any, asked: float) -> ClaimReply | None:
-        """Return the reply for an absent key, and for one that was done at the first attempt. The script knows all."""
+        """Return the reply for an absent key, and for one that was done at the first attempt. The script knows all.
+
+        Raises:
+            ResponseError: the second command was refused (redis-py's class).
+        """
         old, expires = reply
         if old is None:
             terms = self.terms
             if type(expires) is not int or expires < terms.lifetime or monotonic() - asked > PAIR_SECONDS:
+                if isinstance(expires, Exception):
+                    raise expires
                 return None
             stored = terms.record + self.owner
             return ClaimReply("started", (expires - terms.lifetime) * 1000, 1, 0, 0, b"", b"", b"", stored)
-        if type(old) is bytes and (found := _DONE_KINDS.get(old[0])) is not None:
+        if type(old) is bytes and old and (found := _DONE_KINDS.get(old[0])) is not None:
             kind, at = found
+            if len(old) < at or type(expires) is not int or expires <= 0:
+                return None  # the script tells what is wrong
             return ClaimReply("done", _TOKEN.unpack_from(old)[0] & _TOKEN_BITS, 1, 0, 0, b"", kind, old[at:])
         return None
 

@@ -139,6 +139,11 @@ class PendingCall(Generic[T]):
         It is the second one of a pair. `first_reply` holds the first one.
         """
         first = self.first_reply
+        if first is not None and isinstance(reply, rx.ResponseError) and not isinstance(first[0], Exception):
+            assert self._connection is not None, "a reply comes from a connection"
+            self._connection.submit(self._call.undo_plain, first.append)  # nobody reads its reply
+            self._ask_script(reply)
+            return
         try:
             result = self._call.answer_plain(reply if first is None else (first[0], reply), self._started)
         except Exception as error:  # noqa: BLE001 - as in `on_reply`

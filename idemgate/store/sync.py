@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import redis.exceptions as rx
@@ -56,6 +56,14 @@ def warn_in_event_loop() -> None:
             "store.blocks_event_loop: a blocking call was made in an event loop, which stands still until the store "
             "answers. Await the same method of `.aio`, or call it in asyncio.to_thread"
         )
+
+
+def _end_plain(pool: ConnectionPool, call: Call[Any]) -> None:
+    """Use scripts until the server is asked again. Of a pair, the first command may have written before the refusal."""
+    pool.takes_plain = None
+    if call.pair:
+        with suppress(rx.ResponseError):
+            pool.execute(call.undo_plain)
 
 
 class SyncLink:
@@ -155,7 +163,7 @@ class SyncLink:
                             self._durations.add(monotonic() - started)
                         return answer
                 except rx.ResponseError:  # the script gets an error that can be explained, or none
-                    pool.takes_plain = None
+                    _end_plain(pool, call)
             try:  # inlined `_send`: every guarded call comes here
                 reply = pool.execute(call.framed or encode_call(call), started)
             except rx.ResponseError as error:

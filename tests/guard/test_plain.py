@@ -442,13 +442,17 @@ async def test_options_that_stay_on_the_scripts(plain: Any, record: Any, options
     assert not {CLAIM, *DONE} & {*seen, record("x", "s")[0]}
 
 
-@pytest.mark.parametrize("broken_key", ["list", "text", "persistent"])
-async def test_foreign_data_is_told_by_the_script(plain: Any, plain_raw: Any, broken_key: str, record: Any) -> None:
+@pytest.mark.parametrize(
+    "stored",
+    [["x"], b"x", b"", b"\xf5", b"\xf5abc", b"\xf8" + bytes(7), b"\xfc" + bytes(8), b"\xf5" + bytes(20), None],
+    ids=["list", "text", "nothing", "code", "cut", "no token", "no result", "done, lasting", "claim, lasting"],
+)  # fmt: skip
+async def test_foreign_data_is_told_by_the_script(plain: Any, plain_raw: Any, stored: Any, record: Any) -> None:
     [name] = Claims(plain.gate.namespace, None).key("claim", "k")
-    if broken_key == "list":
-        plain_raw.rpush(name, "x")
-    elif broken_key == "text":
-        plain_raw.set(name, "x")
+    if isinstance(stored, list):
+        plain_raw.rpush(name, *stored)
+    elif stored is not None:
+        plain_raw.set(name, stored)
     else:
         await plain.claim("k")
         plain_raw.persist(name)
@@ -525,6 +529,22 @@ async def test_a_user_whose_rights_are_taken_gets_the_error_of_the_script_and_no
     plain_raw.execute_command("ACL", "SETUSER", f"{face.gate.namespace}-guard", "+set", "-pexpiretime")
     assert (await face.claim("k")).state == "started"
     assert record("k")[0] != CLAIM
+
+
+async def test_claims_whose_second_command_is_refused_are_taken_back_and_made_by_the_script(
+    plain: Any, plain_raw: Any, limited: Any, record: Any
+) -> None:
+    # Given a user that loses a right while its connections are open
+    face = await limited(since_7_2=True)
+    assert (await face.claim("before")).state == "started"
+    assert record("before")[0] == CLAIM
+    plain_raw.execute_command("ACL", "SETUSER", f"{face.gate.namespace}-guard", "-pexpiretime")
+    # When it claims many keys at once, then each is granted by the script
+    names = [f"k{n}" for n in range(20)]
+    claims = await asyncio.gather(*(face.claim(name, on_lease_loss="hold") for name in names))
+    assert [claim.state for claim in claims] == ["started"] * 20
+    assert CLAIM not in {record(name)[0] for name in names}
+    assert all(await asyncio.gather(*(claim.complete() for claim in claims)))
 
 
 async def test_a_connection_that_now_leads_to_an_older_server_falls_back(face: Any, url: str, namespace: str) -> None:
