@@ -20,10 +20,11 @@ def test_the_page_shows_what_three_lines_lose(capsys: pytest.CaptureFixture[str]
 
 
 @for_each("page", sorted((DOCS / "cookbook").glob("*-*.md")), ids=lambda page: page.stem)
-def test_a_recipe_runs(page: Path, url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs as it is copied: on an embedded server, and not on the one that it names."""
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert sum(len(block.splitlines()) for block in blocks) <= 60
     monkeypatch.chdir(tmp_path)
-    program = "\n\n".join(blocks).replace("redis://localhost:6379/0", url)
-    (tmp_path / "recipe.py").write_text(program.replace('namespace="guide', f'namespace="{namespace}-guide'))
+    program = "\n\n".join(blocks).replace("redis://localhost:6379/0", "unix:///nowhere")
+    (tmp_path / "recipe.py").write_text(program)
     runpy.run_path("recipe.py")
