@@ -32,9 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; None means those of the process.
     """
-    argv, command = once.split_command(sys.argv[1:] if argv is None else list(argv))
-    options = command_line().parse_args(argv, argparse.Namespace(argv=command))
     try:
+        argv, command = once.split_command(sys.argv[1:] if argv is None else list(argv))
+        options = command_line().parse_args(argv, argparse.Namespace(argv=command))
         return int(options.command(options))
     except KeyboardInterrupt:
         return 130

@@ -65,18 +65,23 @@ def add_to(commands: Any) -> None:
 
 
 def split_command(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the arguments of `idemgate once`, and the command after the first --. argparse may drop a second one."""
-    if argv[:1] != ["once"] or "--" not in argv:
+    """Return the arguments of `idemgate once`, and the command after the first --. argparse may drop a second one.
+
+    Raises:
+        InvalidArgument: There is no command, or no -- in front of it.
+    """
+    if argv[:1] != ["once"]:
         return argv, []
-    at = argv.index("--")
-    return argv[:at], argv[at + 1 :]
+    at = argv.index("--") if "--" in argv else len(argv)
+    own, command = argv[:at], argv[at + 1 :]
+    if not command and not {"-h", "--help"}.intersection(own):
+        fix = "Write -- before the command: idemgate once [options] KEY -- COMMAND ..."
+        raise InvalidArgument("COMMAND", None, "there is none behind --", fix)
+    return own, command
 
 
 def run_once(options: argparse.Namespace) -> int:
     """Run the command unless its key is done, and return the exit code; see DESCRIPTION."""
-    if not options.argv:
-        fix = "Write idemgate once [options] KEY -- COMMAND ..."
-        raise InvalidArgument("COMMAND", None, "there is none behind --", fix)
     given: GuardOptions = {"retention": options.retention, "lease": options.lease}
     if options.wait is not None:
         given |= {"on_in_progress": "wait", "wait": options.wait}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain, groupby
 from pathlib import Path
@@ -25,6 +27,7 @@ from idemgate.testing.clock import Clock
 from idemgate.testing.server import temporary_server
 from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Receipt, Trigger
+from idemgate.topics.policy import policy_of
 from idemgate.topics.topic import Topic
 
 __all__ = ["add_to", "simulate"]
@@ -93,20 +96,19 @@ def add_to(commands: Any) -> None:
 
 def simulate(options: argparse.Namespace) -> int:
     """Run the events through a topic of each window, print a table, and return the exit code."""
-    events = read_events(options.events)
     name = "window" if options.window else "quiet"
-    spans: list[float] = sorted({*(options.window or options.quiet)})
+    policies = {span: _policy(name, span, options) for span in sorted({*(options.window or options.quiet)})}
+    if options.svg is not None:
+        _check_chart(options.svg, options.events)
+    events = read_events(options.events)
     seconds = (events[-1].at - events[0].at) / 1000
     keys = len({event.key for event in events})
     print(f"{len(events):,} events of {keys:,} keys in {seconds:,.0f} s", file=sys.stderr)
     rows: list[dict[str, Any]] = []
     clock = Clock()
     with temporary_server() as url, Gate(url, namespace="simulate", clock=clock, timeout="1m") as gate:
-        for number, span in enumerate(spans):
+        for number, (span, policy) in enumerate(policies.items()):
             print(f"{name} of {span:g} s ...", file=sys.stderr)
-            policy: dict[str, Any] = {name: span, "merge": options.merge, "max_size": options.max_size}
-            if name == "quiet" or options.max_delay is not None:
-                policy["max_delay"] = options.max_delay
             milliseconds = math.ceil(span * 1000)
             shortest = 0 if options.max_size else milliseconds
             run = _Run(gate.topic(f"topic-{number}", **policy), clock, options.events, shortest)
@@ -114,7 +116,8 @@ def simulate(options: argparse.Namespace) -> int:
             rows.append({f"{name}_s": span} | run.result(len(events)))
     show_answer(rows, "simulate", as_json=options.json)
     if options.svg is not None:
-        _write(options.svg, draw(rows, name))
+        with _writing(options.svg):
+            options.svg.write_text(draw(rows, name), encoding="utf-8")
     return 0
 
 
@@ -132,9 +135,28 @@ def _merge(text: str) -> object:
         raise argparse.ArgumentTypeError(f'{text!r:.100} is not JSON, such as {{"total": "sum"}}') from None
 
 
-def _write(path: Path, text: str) -> None:
+def _policy(name: str, span: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a topic. Raises InvalidArgument if it would refuse them."""
+    policy: dict[str, Any] = {name: span, "merge": options.merge, "max_size": options.max_size}
+    if name == "quiet" or options.max_delay is not None:
+        policy["max_delay"] = options.max_delay
+    policy_of(**policy)
+    return policy
+
+
+def _check_chart(path: Path, events: Path) -> None:
+    """Raise InvalidArgument if the chart cannot be written to `path`, or would overwrite the events."""
+    with _writing(path):
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise PermissionError("no file that can be written")
+        if path.exists() and events.exists() and path.samefile(events):
+            raise InvalidArgument("svg", str(path), "is the file of the events", "Name another file for the chart")
+
+
+@contextmanager
+def _writing(path: Path) -> Generator[None]:
     try:
-        path.write_text(text, encoding="utf-8")
+        yield
     except OSError as error:
         raise InvalidArgument("svg", str(path), f"cannot be written ({error})", "Name a file in a folder") from None
 

@@ -135,17 +135,27 @@ def test_without_a_store_the_command_is_not_run(once: Once, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("k",), ("k", "--"), ("", "--", "true"), ("--retention", "0", "k", "--", "true")],
-    ids=["nothing", "no command", "an empty command", "an empty key", "a bad duration"],
-)  # fmt: skip
-def test_a_wrong_command_line_ends_with_2(url: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    ("words", "problem"),
+    [
+        ((), "Write -- before the command"),
+        (("k",), "Write -- before the command"),
+        (("k", "--"), "Write -- before the command"),
+        (("k", "echo", "-n", "hi"), "Write -- before the command"),
+        (("", "--", "true"), "idemgate"),
+        (("--retention", "0", "k", "--", "true"), "--retention"),
+    ],
+    ids=["nothing", "no command", "an empty command", "no --", "an empty key", "a bad duration"],
+)
+def test_a_wrong_command_line_ends_with_2(
+    url: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], problem: str
+) -> None:
     try:
         code: object = main(["once", "--url", url, *words])
     except SystemExit as end:  # of argparse
         code = end.code
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
-    assert "idemgate" in err
+    assert problem in err
 
 
 def test_a_key_is_printed_escaped(once: Once) -> None:

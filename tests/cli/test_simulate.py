@@ -184,15 +184,24 @@ def test_a_payload_that_the_policy_cannot_merge_is_named(run: Run) -> None:
     ("lines", "options", "problem"),
     [
         ([], ("--window", "1s"), "has no events"),
-        ([{"key": "k", "at": 1}], ("--window", "1s", "--merge", "largest"), "merge='largest'"),
-        ([{"key": "k", "at": 1}], ("--window", "1s", "--max-delay", "1m"), "only bounds a quiet time"),
-        ([{"key": "k", "at": 1}], ("--window", "1s", "--svg", "/nowhere/at.svg"), "cannot be written"),
+        (["no event"], ("--window", "1s", "--merge", "largest"), "merge='largest'"),
+        (["no event"], ("--window", "1s", "--max-delay", "1m"), "only bounds a quiet time"),
+        (["no event"], ("--window", "1s", "--svg", "/nowhere/at.svg"), "svg='/nowhere/at.svg': cannot be written"),
+        (["no event"], ("--window", "1s", "--svg", "."), "svg='.': cannot be written"),
+        (["no event"], ("--window", "1s", "--svg", "events.ndjson"), "is the file of the events"),
+        (["no event"], ("--window", "1s", "--svg", "link"), "is the file of the events"),
     ],
 )
-def test_a_wrong_option_ends_with_2(lines: list[object], options: tuple[str, ...], problem: str, run: Run) -> None:
-    code, _, err = run(lines, *options)
-    assert code == 2
+def test_a_wrong_option_ends_with_2_before_the_events_are_read(
+    lines: list[object], options: tuple[str, ...], problem: str, run: Run, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if not (tmp_path / "link").is_symlink():
+        (tmp_path / "link").symlink_to("events.ndjson")
+    code, out, err = run(lines, *options)
+    assert (code, out) == (2, "")
     assert problem in err
+    assert (tmp_path / "events.ndjson").read_text() == "".join(f"{line}\n" for line in lines)
 
 
 def test_the_curve_is_drawn(run: Run, tmp_path: Path) -> None:
