@@ -202,7 +202,7 @@ def main() -> None:
         "SET NX EX 30": lambda url: ThreeLines(url, 30),
         "idemgate": Guarded,
     }
-    print(f"{'':36}" + "".join(f"{name:18}" for name in programs).rstrip())
+    lines = [f"{'':36}" + "".join(f"{name:18}" for name in programs).rstrip()]
     with way_to_a_server() as (url, relay), redis.Redis.from_url(url) as admin:
         for situation, happens in SITUATIONS.items():
             cells: list[str] = []
@@ -211,7 +211,8 @@ def main() -> None:
                 program = make(url)
                 cells.append(happens(Trial(program, relay)))
                 program.close()
-            print(f"{situation:36}" + "".join(f"{cell:18}" for cell in cells).rstrip())
+            lines.append(f"{situation:36}" + "".join(f"{cell:18}" for cell in cells).rstrip())
+    print("\n".join(lines))  # together, behind what the guard logs on stderr
 
 
 if __name__ == "__main__":
