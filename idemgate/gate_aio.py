@@ -146,7 +146,8 @@ class AioGate:
 
         It sends the rows of outboxes (`inbox.relay`), reads the streams and lists of the gate, and enqueues recurring
         triggers that are due next. It leaves out channels of Pub/Sub, which store nothing, the listener of expiring
-        keys, and subscribers without `drain_once`: `Drained.skipped` names them. An entry of a stream that failed
+        keys, and subscribers without `drain_once`: `Drained.skipped` names them. It also names a topic without a
+        handler that has due messages: was the module with the handler imported? An entry of a stream that failed
         returns by the time of the server, which no clock moves. A topic that is paused, or whose downstream service is
         away, keeps its messages.
 

@@ -57,13 +57,14 @@ class Drained(Ran):
 
     Attributes:
         topics: The parts by the name of the topic, of each topic that has a handler or is forwarded.
-        subscribers: Entries of streams and lists and rows of outboxes by the `repr` of their subscriber.
-        skipped: The `repr` of each subscriber that was not drained, such as one of a Pub/Sub channel.
+        subscribers: Entries of streams and lists and rows of outboxes, of all subscribers together.
+        skipped: What was not drained: each topic with due messages that has no handler, such as "topic 'images'", and
+            the `repr` of each subscriber that cannot be drained, such as one of a Pub/Sub channel.
         errors: What handlers of topics raised, in order. It does not count in a comparison.
     """
 
     topics: Mapping[str, Ran] = field(default_factory=dict[str, Ran])
-    subscribers: Mapping[str, int] = field(default_factory=dict[str, int])
+    subscribers: int = 0
     skipped: tuple[str, ...] = ()
     errors: Sequence[BaseException] = field(default=(), compare=False)
 
@@ -91,7 +92,7 @@ async def drain(context: Context, topics: Mapping[str, Topic], subscribers: Sequ
                 pass
         finally:
             await finish_despite_cancel(made.close())
-    return made.result()
+        return await made.result()
 
 
 class _Drain:
@@ -101,13 +102,14 @@ class _Drain:
         self._stop = asyncio.Event()
         self._loop = _Loop(self._stop)
         self._limit = limit
+        self._topics = topics
         self._pollers = {name: Poller(topic) for name, topic in topics.items() if topic.definition.has_consumer}
         self._consumers: list[_Consumer] = []
         self._forwarders: list[Forwarder] = []
         self._schedulers: list[CronScheduler] = []
         self._subscribers = [one for one in subscribers if isinstance(one, Drainable)]
-        self._skipped = tuple(repr(one) for one in subscribers if not isinstance(one, Drainable))
-        self._processed = Counter[str]()
+        self._skipped = [repr(one) for one in subscribers if not isinstance(one, Drainable)]
+        self._processed = Counter[int]()  # by `id`: two subscribers may have one `repr`, and may not be hashable
 
     async def open(self) -> None:
         """Check the policies and build what serves the topics."""
@@ -128,7 +130,7 @@ class _Drain:
         before = self._count()
         for subscriber in self._subscribers:
             while n := await subscriber.drain_once():
-                self._add(repr(subscriber), n)
+                self._add(subscriber, repr(subscriber), n)
         for scheduler in self._schedulers:
             if scheduler.pause() <= 0:
                 await scheduler.run_once()
@@ -136,7 +138,7 @@ class _Drain:
             poller = forwarder.poller
             poller.mark_all_due()
             while poller.due_slots(poller.calls):
-                self._add(f"topic {poller.topic.name!r}", await forwarder.run_once())
+                self._add(forwarder, _name_topic(poller.topic.name), await forwarder.run_once())
         for consumer in self._consumers:
             await self._run_topic(consumer)
         return self._count() > before
@@ -144,10 +146,10 @@ class _Drain:
     def _count(self) -> int:
         return self._processed.total() + sum(consumer.taken for consumer in self._consumers)
 
-    def _add(self, source: str, n: int) -> None:
-        self._processed[source] += n
-        if self._processed[source] > self._limit:
-            raise NotDrained(source, self._limit)
+    def _add(self, source: object, name: str, n: int) -> None:
+        self._processed[id(source)] += n
+        if self._processed[id(source)] > self._limit:
+            raise NotDrained(name, self._limit)
 
     async def _run_topic(self, consumer: _Consumer) -> None:
         """Run what is due of a topic, one delivery after the other."""
@@ -158,7 +160,7 @@ class _Drain:
             await self._loop.fetch(consumer)
             await self._loop.settle_all()
             if consumer.taken > self._limit:
-                raise NotDrained(f"topic {consumer.topic.name!r}", self._limit)
+                raise NotDrained(_name_topic(consumer.topic.name), self._limit)
 
     async def close(self) -> None:
         """Stop. What an error or a cancellation interrupted is returned; threads are left to their leases."""
@@ -178,15 +180,18 @@ class _Drain:
         for poller in self._pollers.values():
             await poller.close()
 
-    def result(self) -> Drained:
-        """Return what ran."""
+    async def result(self) -> Drained:
+        """Return what ran, and name the topics without a handler that have due messages."""
+        unhandled = [name for name in self._topics if name not in self._pollers]
+        stats = [await self._topics[name].aio.stats() for name in unhandled]
+        skipped = [_name_topic(name) for name, one in zip(unhandled, stats, strict=True) if one.ready or one.blocked]
         topics = dict(self._results())
         delivered, retried, dead = (
             sum(getattr(one, name) for one in topics.values()) for name in ("delivered", "retried", "dead")
         )
-        entries = {repr(one): self._processed[repr(one)] for one in self._subscribers}
+        entries = sum(self._processed[id(one)] for one in self._subscribers)
         return Drained(
-            delivered, retried, dead, topics=topics, subscribers=entries, skipped=self._skipped,
+            delivered, retried, dead, topics=topics, subscribers=entries, skipped=(*skipped, *self._skipped),
             errors=self._loop.errors,
         )  # fmt: skip
 
@@ -194,8 +199,11 @@ class _Drain:
         for consumer in self._consumers:
             yield consumer.topic.name, consumer.result()
         for forwarder in self._forwarders:
-            name = forwarder.topic.name
-            yield name, Ran(self._processed[f"topic {name!r}"])
+            yield forwarder.topic.name, Ran(self._processed[id(forwarder)])
+
+
+def _name_topic(name: str) -> str:
+    return f"topic {name!r}"
 
 
 class _Loop(DeliveryLoop):
