@@ -46,7 +46,7 @@ _has_warned = False
 def warn_in_event_loop() -> None:
     """Warn once in this process if the thread runs an event loop. It stands still until a blocking call returns.
 
-    The usual call does not ask. The one that opens the connections does, and each that has to wait.
+    The usual call does not ask. Those that open the connections, are sampled or have to wait do.
     """
     global _has_warned  # noqa: PLW0603 - once in a process
     events = sys.modules.get("asyncio.events")  # to import it takes longer than many programs run
@@ -160,7 +160,7 @@ class SyncLink:
                     reply = pool.execute(plain, started, None, call.pair)
                     if (answer := call.answer_plain(reply, started)) is not None:
                         if sampled:
-                            self._durations.add(monotonic() - started)
+                            self._add_sample(started)
                         return answer
                 except rx.ResponseError:  # the script gets an error that can be explained, or none
                     _end_plain(pool, call)
@@ -169,7 +169,7 @@ class SyncLink:
             except rx.ResponseError as error:
                 reply = self._load_script(error, call)
             if sampled:
-                self._durations.add(monotonic() - started)
+                self._add_sample(started)
             return call.answer(reply)
         except (SlotMoved, Incomplete):  # `retry_call` sends it again and handles the reply
             budget = self._budget(within, attempt, started)
@@ -249,8 +249,12 @@ class SyncLink:
         sampled = self._cluster is not None and attempt is None and self._durations.begin(started)
         reply = self._send(call, self._budget(within, attempt, started).attempt)
         if sampled:
-            self._durations.add(monotonic() - started)
+            self._add_sample(started)
         return reply
+
+    def _add_sample(self, started: float) -> None:
+        self._durations.add(monotonic() - started)
+        warn_in_event_loop()  # the connections may have been opened where no event loop ran
 
     def _send(self, call: Call[Any], attempt: float | None = None) -> list[Any]:
         check = self._durability_check

@@ -889,7 +889,6 @@ async def test_a_blocking_call_in_an_event_loop_is_logged_once(
         # Not in a thread, and not by the async form
         await asyncio.to_thread(gate.first, "a", "1m")
         await gate.aio.first("b", "1m")
-        gate.first("c", "1m")  # the connections are open, so this blocks for one round trip only
         assert events() == []
         # But where the call waits, and only once
         for _ in range(2):
@@ -897,6 +896,25 @@ async def test_a_blocking_call_in_an_event_loop_is_logged_once(
                 away.first("a", "1m")
         assert events() == ["store.blocks_event_loop"]
         await gate.aio.close()
+
+
+@pytest.mark.parametrize("way", ["first", "once", "trigger"])
+async def test_a_blocking_call_whose_connections_were_opened_outside_is_logged_once(
+    url: str, namespace: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(sync, "_has_warned", False)
+    with Gate(url, namespace=namespace) as gate:
+        call: dict[str, Callable[[str], object]] = {
+            "first": lambda key: gate.first(key, "1m"),
+            "once": gate.once(key="{key}", scope="s")(lambda key: None),
+            "trigger": gate.topic("t").trigger,
+        }
+        await asyncio.to_thread(call[way], "a")
+        assert caplog.records == []
+        gate.context.activity.calls.due = 0.0  # the sample of the thread is 50 ms old
+        call[way]("b")
+        call[way]("c")
+        assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["store.blocks_event_loop"]
 
 
 async def test_a_channel_is_added_while_its_connection_is_replaced(
