@@ -258,13 +258,15 @@ def _judge_dead_letters(topic: TopicSeen) -> Iterator[Finding]:
             by_reason[_type_of(letter.reason)].append(number)
     for reason, numbers in by_reason.items():
         letters = [topic.letters[number] for number in numbers]
-        keys = _some([*dict.fromkeys(repr(letter.key) for letter in letters)])
-        what = f"{_count(len(letters), 'message', '')} died lately: {letters[0].reason!r} of {keys}"
+        keys = [*dict.fromkeys(letter.key for letter in letters)]
+        number = _count(len(letters), "message", "")
+        more = "at least " if topic.stats.dead > len(topic.letters) else ""  # of each slot the newest few were read
+        what = f"{more}{number} died lately: {letters[0].reason!r} of {_some(map(repr, keys))}"
         which: dict[str, str | bool] = {"reason": reason} if reason else {"all": True}
         mend = verb_line("dead", "redrive", topic.name, **which)
         since = min(letter.died_at for letter in letters)
         yield Finding(
-            "dead-letters", letters[0].key, what, mend, topic.name, since=since,
+            "dead-letters", "" if len(keys) > 1 else keys[0], what, mend, topic.name, since=since,
             numbers={"lately": len(letters), "in_all": topic.stats.dead},
         )  # fmt: skip
 

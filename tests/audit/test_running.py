@@ -287,6 +287,27 @@ def found(there: Snapshot) -> Finding:
     return one
 
 
+@pytest.mark.parametrize(
+    ("dead", "others", "key", "what"),
+    [
+        (1, (), "order-7", "1 message died lately: \"KeyError: 'address'\" of 'order-7'"),
+        (2, ("order-7",), "order-7", "2 messages died lately: \"KeyError: 'address'\" of 'order-7'"),
+        (
+            40,
+            ("a", "b", "c"),
+            "",
+            "at least 4 messages died lately: \"KeyError: 'address'\" of 'order-7', 'a', 'b' and 1 more",
+        ),
+    ],
+)
+def test_dead_letters_are_counted_as_far_as_they_were_read(
+    dead: int, others: tuple[str, ...], key: str, what: str
+) -> None:
+    letters = (DEAD, *(replace(DEAD, key=other) for other in others))
+    finding = found(snapshot(topic(dead=dead, letters=letters)))
+    assert (finding.of, finding.key, finding.what) == ("jobs", key, what)
+
+
 def test_commands_name_what_they_mend() -> None:
     assert found(CASES["topic-paused"][0][0]).mend == "idemgate topic resume jobs"
     assert found(CASES["topic-abandoned"][0][0]).mend == "idemgate topic show mails"
