@@ -259,9 +259,9 @@ def _judge_dead_letters(topic: TopicSeen) -> Iterator[Finding]:
     for reason, numbers in by_reason.items():
         letters = [topic.letters[number] for number in numbers]
         keys = [*dict.fromkeys(letter.key for letter in letters)]
-        number = _count(len(letters), "message", "")
-        more = "at least " if topic.stats.dead > len(topic.letters) else ""  # of each slot the newest few were read
-        what = f"{more}{number} died lately: {letters[0].reason!r} of {_some(map(repr, keys))}"
+        least = "at least " if topic.stats.dead > len(topic.letters) else ""  # of each slot the newest few were read
+        counted = f"{least}{_count(len(letters), 'message', '')}"
+        what = f"{counted} died lately: {letters[0].reason!r} of {_some(map(repr, keys))}"
         which: dict[str, str | bool] = {"reason": reason} if reason else {"all": True}
         mend = verb_line("dead", "redrive", topic.name, **which)
         since = min(letter.died_at for letter in letters)

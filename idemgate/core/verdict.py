@@ -63,8 +63,9 @@ class Verdict(NamedTuple, Generic[R]):
     Attributes:
         outcome: one of the words above.
         value: what the handler returned, or the stored result of a duplicate.
-        error: the error of the handler, of the key or of the store. None if there is none. With "handled" it is the
-            StoreError that kept the completion from being stored: a later copy may run again.
+        error: the error of the handler, of the key or of the store. None if there is none; never with "rejected", for
+            which a type checker wants `assert verdict.error is not None` before `raise verdict.error`. With "handled"
+            it is the StoreError that kept the completion from being stored: a later copy may run again.
         retry_after: seconds until another attempt makes sense. None: the consumer decides.
         attempt: the number of this attempt, or of the owner's if the key is done or in progress. 0: unknown.
         token: the fencing token. 0 if no claim was granted.

@@ -642,6 +642,10 @@ async def consume(guard: Guard) -> None:
     assert_type(await guard.aio.run("k", length_async, "abc"), Verdict[int])
     assert_type(guard.run_many([("a", "x")], length), list[Verdict[int]])
     assert_type(await guard.aio.run_many([("a", "x")], length_async, concurrency=2), list[Verdict[int]])
+    verdict = guard.run("k", length, "abc")
+    if verdict.action == "reject":  # as in docs/guides/task-queues.md
+        assert verdict.error is not None
+        raise verdict.error
     guard.run("k", length, 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await guard.aio.run("k", length_async)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(guard.run("k", length, "abc").error, Exception | None)  # what `exc=` of Celery's `retry` takes
