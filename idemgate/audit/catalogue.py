@@ -232,6 +232,13 @@ RUNNING_KINDS: dict[str, Kind] = {
         600,
         "s",
     ),
+    "process-clock": Kind(
+        "warning",
+        "the clock of a machine is wrong: at= and versions that are times mean something else there",
+        "run an NTP client on that machine",
+        5,
+        "s",
+    ),
     "version-ahead": Kind(
         "warning",
         "a producer whose clock is ahead sent this version, and triggers of the others are dropped as outdated",
@@ -243,13 +250,6 @@ RUNNING_KINDS: dict[str, Kind] = {
         "warning",
         "the owner of the key lost its lease, and whether its work is done is unknown",
         "find out whether the work is done, then `idemgate key resolve` with --done or --again",
-    ),
-    "process-clock": Kind(
-        "warning",
-        "the clock of a machine is wrong: at= and versions that are times mean something else there",
-        "run an NTP client on that machine",
-        5,
-        "s",
     ),
     "leases-lost": Kind(
         "warning",

@@ -38,6 +38,8 @@ _FAILED_STORE = re.compile(
 """How errors begin, or what they hold, if the store failed and not the handler."""
 BURIED_BY_OPERATOR = "buried by an operator"
 """The reason of `topic bury` without a reason: its letters are no news."""
+_TEN_MINUTES = 600
+"""Seconds of which a report has the durations of handlers."""
 _MANY_PLACES = 32
 """The places of a worker, if none reports any."""
 
@@ -69,11 +71,15 @@ def verb_line(noun: str, verb: str, *required: str, **options: str | bool) -> st
     """Return the command of a verb of `idemgate`. A text that begins like an option is not read as one."""
     named = list[str]()
     for name, value in options.items():
-        flag = f"--{name}"
-        named += [flag] if value is True else [f"{flag}={value}"] if str(value).startswith("-") else [flag, str(value)]
-    if any(word.startswith("-") for word in required):
+        flag = f"--{name.replace('_', '-')}"
+        named += [flag] if value is True else [f"{flag}={value}"] if _is_like_option(str(value)) else [flag, str(value)]
+    if any(map(_is_like_option, required)):
         return command_line("idemgate", noun, verb, *named, "--", *required)
     return command_line("idemgate", noun, verb, *required, *named)
+
+
+def _is_like_option(word: str) -> bool:
+    return word.startswith("-") and word != "-"
 
 
 def _escape(word: str) -> str:
@@ -187,22 +193,33 @@ def _judge_lateness(snapshot: Snapshot, topic: TopicSeen, serving: Sequence[Proc
         what += f", with a rate of {topic.rate:g}/s"
     elif places:
         what += f"; its workers use {busy} of {places} places"
-    if (
-        serving
-        and stats.in_flight
-        and not any(any(one.times[topic.name].handling) for one in serving if topic.name in one.times)
-    ):
-        what += ", and no handler ended in ten minutes"
+    if running := [work for one in serving for work in one.running if work.of == topic.name]:
+        oldest = min(running, key=lambda work: work.since)
+        where = f" at {oldest.location}" if oldest.location else ""
+        what += f"; the oldest handler runs for {_age(snapshot, oldest.since):.0f} s{where}"
+    if stats.in_flight and _ended_none(snapshot, topic, serving):
+        what += "; no handler ended in ten minutes"
     mend = verb_line("worker", "ls", of=topic.name)
     numbers = {"ready": stats.ready, "in_flight": stats.in_flight, "busy": busy, "places": places}
     yield Finding("topic-late", "", what, mend, topic.name, since=since, numbers=numbers)
+
+
+def _ended_none(snapshot: Snapshot, topic: TopicSeen, serving: Sequence[Process]) -> bool:
+    """Return True if all processes that serve a topic ran for ten minutes, and no handler of it ended in them."""
+    return bool(serving) and not any(
+        _age(snapshot, one.started_at) < _TEN_MINUTES
+        or one.dropped.get("times")
+        or any(one.times[topic.name].handling if topic.name in one.times else ())
+        for one in serving
+    )
 
 
 def _judge_groups(snapshot: Snapshot, topic: TopicSeen) -> Iterator[Finding]:
     group = topic.stats.oldest_blocked
     if group is None or _age(snapshot, group.oldest_due) < limit_of("group-blocked"):
         return
-    what = f"{_count(group.count, 'message')} of group {group.group!r} due, and wait for its deliveries"
+    wait = "is due and waits" if group.count == 1 else "are due and wait"
+    what = f"{_count(group.count, 'message', '')} of group {group.group!r} {wait} for its deliveries"
     mend = verb_line("topic", "show", topic.name)
     yield Finding(
         "group-blocked", "", what, mend, topic.name, since=group.oldest_due,
@@ -294,10 +311,12 @@ def _judge_keys(snapshot: Snapshot) -> Iterator[Finding]:
         mend = verb_line("key", "show", key.key, scope=key.scope)
         what = f"waits for a decision since its attempt {key.attempts}"
         yield Finding("key-held", key.key, what, mend, key.scope, since=key.since)
+    fast = [one.name for one in snapshot.processes if (one.ahead or 0) >= limit_of("process-clock")]
+    undone = f". A reset is undone while {_some(fast)} sends with a clock that is ahead" if fast else ""
     for known in snapshot.versions:
         ahead = _seconds_ahead(known.version, snapshot.taken_at)
         if ahead is not None and ahead >= limit_of("version-ahead"):
-            what = f"its version {known.version} is a time {_span(ahead)} ahead of the server's clock"
+            what = f"its version {known.version} is a time {_span(ahead)} ahead of the server's clock{undone}"
             mend = verb_line("topic", "reset-version", known.topic, known.key, **_group(known.group))
             yield Finding("version-ahead", known.key, what, mend, known.topic, numbers={"ahead": ahead})
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from idemgate.audit.running import command_line
+from idemgate.audit.running import verb_line
 from idemgate.core import keys
 from idemgate.core.calls import Call, call, new_id, stamp
 from idemgate.core.history import KEPT_ACTS, Act, Subject, decode_act, pack_act, stored_key
@@ -56,20 +56,22 @@ def describe_act(verb: Verb, given: Given, show: Callable[[str, str], str] = lam
 
     `show` returns what is shown of a text of a kind of `Redact`: "key" or "error".
     """
-    words = [verb.noun, verb.name]
+    placed, named = list[str](), dict[str, str | bool]()
     for parameter in verb.parameters:
         value = given.get(parameter.name)
         if value is None or value is False or value == []:
             continue
         if parameter.kind == "texts":
-            words += value
+            placed += value
             continue
         shown = "..." if parameter.kind == "json" else str(value)
         if parameter.name in _REDACTED:
             shown = show(_REDACTED[parameter.name], shown)
-        flag = f"--{parameter.name.replace('_', '-')}"
-        words += [shown] if parameter.required else [flag] if value is True else [flag, shown]
-    return command_line(*words)
+        if parameter.required:
+            placed.append(shown)
+        else:
+            named[parameter.name] = value is True or shown
+    return verb_line(verb.noun, verb.name, *placed, **named).removeprefix("idemgate ")
 
 
 def _subject(gate: Gate, verb: Verb, given: Given) -> Subject:

@@ -416,12 +416,41 @@ def test_refused_payloads_are_counted_by_the_store() -> None:
 
 
 @for_each(
-    ("seconds", "in_flight", "says"), [(None, 1, True), (9, 1, False), (None, 0, False)],
+    ("seconds", "in_flight", "facts", "says"),
+    [
+        (None, 1, {}, True), (9, 1, {}, False), (None, 0, {}, False), (None, 1, {"started_at": ago(599)}, False),
+        (None, 1, {"dropped": {"times": 1}}, False),
+    ],
 )  # fmt: skip
-def test_a_late_topic_tells_a_hang_from_slowness(seconds: float | None, in_flight: int, says: bool) -> None:
+def test_a_late_topic_tells_a_hang_from_slowness(
+    seconds: float | None, in_flight: int, facts: dict[str, Any], says: bool
+) -> None:
     times = {} if seconds is None else {"jobs": lasted(seconds)}
-    one = found(snapshot(topic(late=61, in_flight=in_flight), processes=(process(places=9, times=times),)))
+    one = found(snapshot(topic(late=61, in_flight=in_flight), processes=(process(places=9, times=times, **facts),)))
     assert ("no handler ended in ten minutes" in one.what) is says
+
+
+def test_a_late_topic_says_where_its_oldest_handler_is() -> None:
+    work = process(busy=3, places=9, running=(runs(3), runs(18), runs(40, of="mails")), times={"jobs": lasted(20)})
+    one = found(snapshot(topic(late=61, in_flight=2, concurrency=2), processes=(work,)))
+    assert one.what == (
+        "1 message is due, 2 in flight, as many as its concurrency of 2 allows;"
+        " the oldest handler runs for 18 s at shop.py:7 ship"
+    )
+
+
+def test_messages_that_wait_for_their_group_are_counted_in_a_sentence() -> None:
+    for count, said in ((1, "1 message of group 'big' is due and waits"), (1240, "1,240 messages of group 'big' are")):
+        group = BlockedGroup("big", count, ago(61))
+        one = found(snapshot(topic(blocked=count, oldest_blocked=group, blocked_groups=(group,))))
+        assert one.what.startswith(said)
+
+
+def test_a_clock_that_is_ahead_comes_before_the_versions_that_it_sent() -> None:
+    there = versioned(NOW.timestamp() + 3600)
+    clock, version = findings(replace(there, processes=(process(ahead=3600.0), process(2, ahead=-9.0))))
+    assert (clock.kind, version.kind) == ("process-clock", "version-ahead")
+    assert version.what.endswith("A reset is undone while web:1 sends with a clock that is ahead")
 
 
 @for_each("info", [{"maxmemory_policy": "allkeys-lru"}, {"connected_slaves": 1}, {"aof_enabled": 0}])

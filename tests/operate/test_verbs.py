@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from idemgate import Gate, Trigger
+from idemgate.cli import command_line
 from idemgate.cli.verbs import who_runs
 from idemgate.core import keys
 from idemgate.core.calls import process_bytes
@@ -26,9 +27,10 @@ from idemgate.core.codec.decoding import unpack
 from idemgate.core.keys import slot_of
 from idemgate.core.process import process_name
 from idemgate.guard.claim_calls import register_retention
-from idemgate.operate.acts import acts_call, perform, record_call
+from idemgate.operate.acts import acts_call, describe_act, perform, record_call
 from idemgate.operate.arguments import parse_given, read_command
 from idemgate.operate.table import NOUNS, VERBS
+from idemgate.operate.verb import Verb
 from idemgate.presence.calls import beat
 from idemgate.testing import Clock
 from idemgate.topics.merge import pack
@@ -248,6 +250,20 @@ def test_acts_quote_their_arguments(filled: Gate, command: Command) -> None:
     assert [act["what"] for act in acts(filled)] == [
         "topic flush jobs --key waits", "topic pause jobs", "topic flush jobs --key $'order 7; rm\\U0000001b'",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", [one for one in VERBS if one.changes], ids=lambda verb: verb.title)
+@pytest.mark.parametrize("text", ["-v", "--group", "-1 x"])
+def test_an_act_can_be_typed_again_with_names_like_options(
+    verb: Verb, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # of which `dead import` reads
+    values = {"text": text, "pattern": text, "texts": [text], "count": "4"}
+    given = {one.name: values[one.kind] for one in verb.parameters if one.kind in values}
+    line = describe_act(verb, given)
+    assert read_command(f"idemgate {line}") == (verb, given)
+    typed = command_line().parse_args(shlex.split(line))
+    assert {name: getattr(typed, name) for name in given} == given | {name: 4 for name in given if given[name] == "4"}
 
 
 def test_an_act_is_found_by_what_it_is_about(filled: Gate, command: Command) -> None:

@@ -67,13 +67,14 @@ export function commandOf(verb, given) {
   for (const { name, kind, required } of verb.parameters) {
     const value = given[name];
     if (value === undefined || value === false || (Array.isArray(value) && !value.length)) continue;
-    const texts = kind === "lines" ? ["FILE"] : Array.isArray(value) ? value.map(quoted) : [quoted(String(value))];
-    if (required) placed.push(...texts);
+    if (required) placed.push(...(kind === "lines" ? ["FILE"] : [value].flat()).map(String));
     else if (value === true) named.push(flag(name));
-    else named.push(texts[0].startsWith("-") ? `${flag(name)}=${texts[0]}` : `${flag(name)} ${texts[0]}`);
+    else named.push(`${flag(name)}${isLikeOption(String(value)) ? "=" : " "}${quoted(String(value))}`);
   }
-  const words = placed.some((word) => word.startsWith("-")) ? [...named, "--", ...placed] : [...placed, ...named];
+  const texts = placed.map(quoted);
+  const words = placed.some(isLikeOption) ? [...named, "--", ...texts] : [...texts, ...named];
   return plain(["idemgate", verb.noun, verb.name, ...words].join(" "));
 }
 
+const isLikeOption = (word) => word.startsWith("-") && word !== "-";
 const flag = (name) => `--${name.replaceAll("_", "-")}`;
