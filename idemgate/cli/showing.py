@@ -81,6 +81,9 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
+        if name == "clock_ahead":
+            sign = "-" if value < 0 else ""
+            return f"{value:g} s" if abs(value) < 60 else f"{sign}{timedelta(seconds=round(abs(value)))}"
         return f"{timedelta(seconds=round(value))}" if name.endswith("_left") else f"{value:g}"
     if isinstance(value, Mapping):
         parts = cast("Mapping[str, object]", value).items()

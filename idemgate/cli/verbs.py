@@ -17,6 +17,7 @@ from idemgate.core.text import one_line
 from idemgate.gate import Gate
 from idemgate.operate.acts import describe_act, perform
 from idemgate.operate.arguments import parse_text
+from idemgate.operate.servers import count_evicted
 from idemgate.operate.table import NOUNS, VERBS
 from idemgate.operate.verb import Answer, Given, Kind, Lines, Parameter, Verb
 from idemgate.worker.logs import configure_logs
@@ -95,6 +96,8 @@ def _run(verb: Verb, options: argparse.Namespace) -> int:
                 configure_logs("info")
             answer = perform(gate, verb, given, who=who_runs(), why=getattr(options, "why", ""))
         show_answer(answer, gate.namespace, as_json=options.json)
+        if verb.tells_past and (evicted := count_evicted(gate.context.endpoint)):
+            print(f"idemgate: acts and histories may be missing: the server evicted {evicted:,} keys", file=sys.stderr)
     return 0
 
 

@@ -69,8 +69,9 @@ def _scope_of(gate: Gate, given: Given) -> str:
 def show_key(gate: Gate, given: Given) -> Facts:
     """Return what is stored for a key: a row for each scope that has it, and one for each message of a topic.
 
-    Its timeline follows, the oldest first. Of a key without any trace, `no_trace_since` is the time from which there
-    would be one.
+    Its timeline follows, the newest first. Equal rows in a row are one, with their number as `times` and the time of
+    the first as `from`. `decision` is the last decision in a sentence. Of a key without any trace, `no_trace_since` is
+    the time from which there would be one.
     """
     key, values, context = given["key"], given.get("values", False), gate.context
     records = {**find_records(gate, key, given["scope"])}
@@ -90,12 +91,50 @@ def show_key(gate: Gate, given: Given) -> Facts:
     dead = find_dead_letters(context, key, buried) if given["scope"] is None else {}
     state = "" if found or messages else "dead letter" if dead else "absent"
     return {
-        "key": key, "state": state, "scopes_searched": list(records), "topics_searched": list(topics),
+        "key": key, "state": state, "decision": _last_decision(timeline),
+        "scopes_searched": list(records), "topics_searched": list(topics),
         "no_trace_since": since if state == "absent" and not timeline else None,
         "ran_twice": "; ".join(_ran_twice(timeline)), "records": found, "messages": messages,
         "dead_letters": [{"topic": topic} | letter_facts(one, values) for topic, seen in dead.items() for one in seen],
-        "timeline": timeline,
+        "timeline": _join_equal(timeline),
     }  # fmt: skip
+
+
+_DECISIONS = {
+    "cancelled": "cancelled", "cancel_asked": "asked to stop", "forgotten": "forgotten",
+    "resolved_done": "resolved as done", "resolved_again": "resolved to run again", "buried": "buried",
+    "redriven": "redriven", "deleted": "deleted as a dead letter",
+}  # fmt: skip
+"""The transitions that somebody decided, in words."""
+
+
+def _last_decision(timeline: Sequence[Mapping[str, Any]]) -> str:
+    """Return what was decided last, when, by whom and why, or "". A timeline has the oldest first."""
+    for row in reversed(timeline):
+        if row["what"] in _DECISIONS:
+            said = [
+                act["why"] for act in timeline
+                if act["why"] and " " in act["what"] and act["at"] <= row["at"]
+                and (act["of"], act["by"]) == (row["of"], row["by"])
+            ]  # fmt: skip
+            why = row["why"] or (said[-1] if said else "")
+            by = f" by {row['by']}" if row["by"] else ""
+            return f"{_DECISIONS[row['what']]} at {row['at']:%Y-%m-%d %H:%M:%S}Z{by}{why and f': {why}'}"
+    return ""
+
+
+def _join_equal(timeline: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a timeline with the newest first, and rows that are equal but for their times and triggers joined."""
+    found = list[dict[str, Any]]()
+    for row in reversed(timeline):
+        if found and all(row[name] == found[-1][name] for name in _SAME):
+            found[-1] |= {"times": (found[-1]["times"] or 1) + 1, "from": row["at"]}
+        else:
+            found.append({"at": row["at"], "times": None, "from": None} | row)
+    return found
+
+
+_SAME = ("of", "what", "attempts", "token", "by", "why")
 
 
 def _id(owner: str) -> str:
@@ -227,6 +266,7 @@ KEY_VERBS = (
             _KEY, Parameter("scope", "only the record in this scope"),
             Parameter("values", "also show results, checkpoints and payloads", "flag"),
         ),
+        tells_past=True,
     ),
     Verb(
         "key", "forget", "delete the record of a key: it may run again", forget_key,
@@ -236,8 +276,8 @@ KEY_VERBS = (
     Verb(
         "key", "resolve", "decide about a key whose owner lost its lease", resolve_key,
         (
-            _KEY, _SCOPE, Parameter("done", "its work is done: it does not run again", "flag"),
-            Parameter("again", "its work is not done: it may run again", "flag"),
+            _KEY, _SCOPE, Parameter("done", "its work is done: it does not run again", "flag", choice="decision"),
+            Parameter("again", "its work is not done: it may run again", "flag", choice="decision"),
             Parameter("result", "the result that duplicates get, as JSON", "json"),
             Parameter("retention", "how long it stays done (default: the longest retention of its scope)", "seconds"),
         ), _look_resolve, find_scope=_scope_of,

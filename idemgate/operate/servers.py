@@ -9,9 +9,19 @@ from typing import Any, NamedTuple
 from idemgate.audit.server import Seen
 from idemgate.core.clock import monotonic
 from idemgate.errors import ServerRejected
-from idemgate.store.nodes import Server
+from idemgate.store.endpoint import Endpoint
+from idemgate.store.nodes import Server, servers
 
-__all__ = ["read_server", "read_settings"]
+__all__ = ["count_evicted", "read_server", "read_settings"]
+
+
+def count_evicted(endpoint: Endpoint) -> int:
+    """Return how many keys the servers evicted since they started; 0 of those that the user may not ask.
+
+    Raises StoreUnavailable if one cannot be reached.
+    """
+    with servers(endpoint) as found:
+        return sum(int((_ask_if_allowed(one, "INFO") or {}).get("evicted_keys", 0)) for one in found)
 
 
 def read_server(server: Server, *, in_cluster: bool, watch_clock: float = 0.1) -> Seen:

@@ -36,6 +36,6 @@ VERBS: tuple[Verb, ...] = (
     *WORKER_VERBS,
     Verb(
         "act", "ls", "list the changes that operators asked for, newest first", list_acts,
-        (Parameter("limit", "the most acts (default: 50)", "count"),),
+        (Parameter("limit", "the most acts (default: 50)", "count"),), tells_past=True,
     ),
 )  # fmt: skip

@@ -37,12 +37,16 @@ Values are those of JSON, or datetimes."""
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a verb. A required one is given by position, the others by `--name`."""
+    """A parameter of a verb. A required one is given by position, the others by `--name`.
+
+    Flags with the same `choice` exclude each other.
+    """
 
     name: str
     about: str
     kind: Kind = "text"
     required: bool = False
+    choice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class Verb:
         look: returns what `run` would change, and writes nothing. None for a verb that only reads.
         loses: true if data is lost, or work may run twice: it wants a confirmation.
         find_scope: returns the scope of its guarded key, which need not be given.
+        tells_past: true if it shows acts or histories, of which a server that evicts keys may have lost some.
     """
 
     noun: str
@@ -68,6 +73,7 @@ class Verb:
     look: Callable[[Gate, Given], Answer] | None = None
     loses: bool = False
     find_scope: Callable[[Gate, Given], str] | None = None
+    tells_past: bool = False
 
     @property
     def changes(self) -> bool:

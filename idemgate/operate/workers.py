@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from idemgate.core.activity import BOUNDS
@@ -11,10 +11,10 @@ from idemgate.core.text import one_line
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.operate.verb import Facts, Given, Parameter, Verb
-from idemgate.presence.calls import read_processes
+from idemgate.presence.calls import list_names, read_processes
 from idemgate.presence.report import Process, WorkFailure
 
-__all__ = ["WORKER_VERBS"]
+__all__ = ["WORKER_VERBS", "join_failures"]
 
 _FAILURES = 10
 
@@ -31,16 +31,12 @@ def list_workers(gate: Gate, given: Given) -> Facts:
     ]  # fmt: skip
     if key is not None:
         processes = [one for one in processes if any(row["process"] == one.name for row in running)]
-    failures = [
-        row
-        for one in processes for row in _failure_rows(one.failures, one.name)
-        if of in (None, row["of"]) and key in (None, row["key"])
-    ]  # fmt: skip
+    failures = [row for row in join_failures(processes, key) if of in (None, row["of"])]
     return {
         "state": "" if processes else "no process reports here",
         "processes": [_row(one) for one in processes],
         "running": sorted(running, key=lambda row: row["since"]),
-        "failures": sorted(failures, key=lambda row: row["at"], reverse=True)[:_FAILURES],
+        "failures": failures[:_FAILURES],
         "unreadable": damaged or None,
     }
 
@@ -51,6 +47,27 @@ def _read(gate: Gate) -> tuple[list[Process], int]:
 
 def _runs(process: Process, of: str) -> bool:
     return any(work.of == of for work in process.running)
+
+
+def join_failures(processes: Iterable[Process], key: str | None = None) -> list[dict[str, Any]]:
+    """Return the newest failure of each error of a topic or scope, and how many others there are, the newest first.
+
+    A failure whose next attempt began before the report is left out: its end is another failure, or a success.
+    `key`: only those of this key.
+    """
+    rows = [
+        row
+        for one in processes for row in _failure_rows(one.failures, one.name)
+        if key in (None, row["key"]) and (row["next_at"] is None or row["next_at"] >= one.seen_at)
+    ]  # fmt: skip
+    found = dict[tuple[str, str], dict[str, Any]]()
+    for row in sorted(rows, key=lambda row: row["at"], reverse=True):
+        same = row["of"], row["error"]
+        if same in found:
+            found[same]["others"] = (found[same]["others"] or 0) + 1
+        else:
+            found[same] = row | {"others": None}
+    return [*found.values()]
 
 
 def _row(one: Process) -> dict[str, Any]:
@@ -78,11 +95,19 @@ def show_worker(gate: Gate, given: Given) -> Facts:
     found = [one for one in processes if given["process"] in (one.name, one.id)]
     if not found:
         names = ", ".join(one_line(one.name) for one in processes) or "none"
-        raise InvalidArgument("process", given["process"], "it does not report here", f"Those that do: {names}")
+        problem = "it has ended" if _has_ended(gate, given["process"]) else "it does not report here"
+        raise InvalidArgument("process", given["process"], problem, f"Those that report: {names}")
     if len(found) > 1:
         ids = ", ".join(one.id for one in found)
         raise InvalidArgument("process", given["process"], "it uses several gates", f"Name the report: {ids}")
     return _facts(found[0])
+
+
+def _has_ended(gate: Gate, name: str) -> bool:
+    """Return True if the store remembers a process of this name."""
+    host, _, pid = name.rpartition(":")
+    known = gate.context.link.run(list_names(gate.namespace, gate.context.clock))
+    return any(one.endswith(f", pid {pid} on {host}") for one in known.values())
 
 
 def _facts(one: Process) -> Facts:

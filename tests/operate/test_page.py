@@ -151,6 +151,12 @@ class Keyboard(Mouse):
     """An operator with a keyboard, who goes from one element to the next with the tab key."""
 
     def press(self, target: Any) -> None:
+        if target.get_attribute("type") == "radio":  # the tab key reaches one of a choice, the arrows reach the others
+            self.reach(self.tab.locator("#form [type=radio]").first)
+            self.tab.keyboard.press("Space")
+            while not target.is_checked():
+                self.tab.keyboard.press("ArrowDown")
+            return
         self.reach(target)
         self.tab.keyboard.press("Space" if target.get_attribute("type") == "checkbox" else "Enter")
 
@@ -180,7 +186,7 @@ def use(seen: Seen, hand: type[Mouse], words: tuple[str, ...], why: str = "") ->
     listed = tab.locator("h2", has_text=re.compile(f"^{verb.noun} ")).locator("+ ul")
     person.press(listed.get_by_role("button", name=label, exact=True))
     for name, value in arguments.items():
-        field = tab.locator(f"#form [name={name}]")
+        field = tab.locator(f"#form [name={name}], #form [type=radio][value={name}]")
         if value is True:
             person.press(field)
         elif field.get_attribute("type") == "file":
@@ -456,10 +462,14 @@ def test_a_store_that_goes_away_is_said_and_comes_back(
     tab = seen.go("now")
     expect(tab.get_by_role("region", name="Topics")).to_contain_text("jobs")
     away.set()
-    expect(tab.get_by_role("alert")).to_contain_text("the store is away")
+    expect(tab.get_by_role("alert")).to_contain_text(
+        re.compile("critical The store does not answer since 20.* UTC .*: the store is away.*What follows was read")
+    )
+    expect(tab.locator(".stale h1")).to_be_visible()
     expect(tab.get_by_role("region", name="Topics")).to_contain_text("jobs")
     away.clear()
     expect(tab.get_by_role("alert")).to_have_count(0)
+    expect(tab.locator(".stale")).to_have_count(0)
     seen.wrong[:] = [one for one in seen.wrong if "503" not in one]
 
 

@@ -167,7 +167,7 @@ def test_the_other_verbs_that_read(command: Command, page: Open, filled: Gate, u
     assert page().do(("dead", "export", "nothing")).status_code == 400
     both = page(as_user=users("operator", "auditor")).do(HELD).json()
     assert sorted(row["key"] for row in both) == ["held", "held too"]
-    assert "Those that do: none" in page().do("worker show host:1").json()["error"]["message"]
+    assert "Those that report: none" in page().do("worker show host:1").json()["error"]["message"]
 
 
 def test_a_set_allows_its_verbs_only(page: Open, filled: Gate) -> None:

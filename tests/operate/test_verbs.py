@@ -148,10 +148,10 @@ def acts(gate: Gate) -> list[dict[str, Any]]:
 
 
 def timeline(command: Command, *words: str) -> list[tuple[str, str, str | None]]:
-    """Return what `key show` prints of a key: each transition, its topic or scope, and the reason."""
+    """Return what `key show` prints of a key: each transition, its topic or scope, and the reason, the oldest first."""
     facts = json.loads(command("key", "show", *words, "--json").out)
     assert facts["no_trace_since"] is None or not facts["timeline"]
-    return [(row["what"], row["of"], row["why"]) for row in facts["timeline"]]
+    return [(row["what"], row["of"], row["why"]) for row in reversed(facts["timeline"])]
 
 
 def test_a_key_that_is_gone_has_a_timeline(filled: Gate, command: Command) -> None:
@@ -174,7 +174,31 @@ def test_a_key_that_is_gone_has_a_timeline(filled: Gate, command: Command) -> No
     assert timeline(command, "gone") == [("buried", "jobs", None), ("deleted", "jobs", None)]
     shown = command("key", "show", "gone").out
     assert "absent" in shown
+    assert re.search(r"^decision +deleted as a dead letter at 20\S+ \S+Z", shown, re.MULTILINE)
+    decision = json.loads(command("key", "show", "held", "--json").out)["decision"]
+    assert re.fullmatch(rf"resolved as done at 20\S+ \S+Z by {re.escape(who_runs())}", decision)
+    decision = json.loads(command("key", "show", "grouped", "--json").out)["decision"]
+    assert decision.endswith(f"Z by {who_runs()}: the customer called")
     assert "no trace since" not in shown
+
+
+def test_equal_transitions_in_a_row_are_one_row(gate: Gate, command: Command) -> None:
+    topic = gate.topic("versioned")
+    for version in (9, 1, 2, 3):
+        topic.trigger("k", version=version, delay="1h")
+    [row] = json.loads(command("key", "show", "k", "--json").out)["timeline"]
+    assert (row["what"], row["times"]) == ("dropped_version", 3)
+    assert row["from"] <= row["at"]
+
+
+def test_an_evicting_server_is_named_where_acts_and_histories_are_shown(
+    gate: Gate, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("idemgate.operate.servers._ask_if_allowed", lambda *_: {"evicted_keys": 1234})
+    said = "idemgate: acts and histories may be missing: the server evicted 1,234 keys\n"
+    assert [command(*words.split()).err for words in ("act ls", "key show k", "worker ls")] == [said, said, ""]
+    monkeypatch.setattr("idemgate.operate.servers._ask_if_allowed", lambda *_: None)
+    assert command("act", "ls").err == ""
 
 
 def test_a_buried_message_is_shown_as_a_dead_letter(filled: Gate, command: Command) -> None:
@@ -327,8 +351,8 @@ def test_what_a_verb_does_names_its_operator(filled: Gate, command: Command, url
         rows = json.loads(command("key", "show", key, "--json").out)["timeline"]
         assert [row["by"] for row in rows] == [who, who]
     rows = json.loads(command("key", "show", "bad", "--json").out)["timeline"]
-    assert [(row["what"], row["by"]) for row in rows[1:]] == [
-        ("dead rm jobs --key bad", "ann@desk"), ("deleted", "ann@desk"),
+    assert [(row["what"], row["by"]) for row in rows[:-1]] == [
+        ("deleted", "ann@desk"), ("dead rm jobs --key bad", "ann@desk"),
     ]  # fmt: skip
     pause = stats(filled).paused
     assert pause.by == "ann@desk"

@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
+from idemgate.core import keys
+from idemgate.operate.workers import join_failures
+from idemgate.presence.calls import beat
+from idemgate.presence.report import WorkFailure
+from tests.audit.test_running import ago, process
 from tests.operate.conftest import Command
 from tests.presence.conftest import report
 
@@ -78,6 +83,25 @@ def test_worker_show_names_the_processes_for_an_unknown_one(reported: Gate, comm
     ran = command("worker", "show", "nobody:1")
     assert ran.code == 2
     assert ME in ran.err
+
+
+def test_worker_show_says_that_a_process_has_ended(reported: Gate, command: Command, raw: Any, namespace: str) -> None:
+    reported.context.link.run(beat(namespace, None, "0" * 32, b"report", named=True))
+    raw.delete(*keys.presence(namespace, "0" * 32))
+    assert "it has ended" in command("worker", "show", ME).err
+    assert "it does not report here" in command("worker", "show", "nobody:1").err
+
+
+def test_worker_ls_joins_equal_errors_and_leaves_out_what_was_tried_again() -> None:
+    def failure(key: str, age: float, after: float | None, error: str = "KeyError: 'a'") -> WorkFailure:
+        return WorkFailure("jobs", key, 1, error, ago(age), None if after is None else ago(age - after))
+
+    failures = (
+        failure("retried", 9, 5), failure("waits", 9, 60), failure("waits too", 3, 60), failure("gave up", 8, None),
+        failure("other", 5, 60, "ValueError"),
+    )  # fmt: skip
+    rows = join_failures([process(failures=failures), process(2, failures=(failure("third", 1, 60),))])
+    assert [(row["key"], row["others"]) for row in rows] == [("third", 3), ("other", None)]
 
 
 def test_worker_ls_says_that_no_process_reports(command: Command, gate: Gate) -> None:

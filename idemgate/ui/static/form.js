@@ -94,7 +94,7 @@ export function form(app) {
 
 const sentence = (text) => text[0].toUpperCase() + text.slice(1);
 
-function field(app, { name, about, kind, required }) {
+function field(app, { name, about, kind, required, choice }) {
   const open = app.form;
   const set = (value) => {
     if (value === "" || value === false || (Array.isArray(value) && !value.length)) delete open.given[name];
@@ -102,6 +102,17 @@ function field(app, { name, about, kind, required }) {
     open.step = "fill";
     app.draw();
   };
+  if (choice) {
+    const others = open.verb.parameters.filter((one) => one.choice === choice && one.name !== name);
+    const choose = () => {
+      for (const one of others) delete open.given[one.name];
+      set(true);
+    };
+    return html`<label class="flag">
+      <input type="radio" name=${choice} value=${name} .checked=${!!open.given[name]} @change=${choose} />
+      <span>${title(name)} <span class="quiet">${about}</span></span>
+    </label>`;
+  }
   if (kind === "flag") {
     return html`<label class="flag">
       <input

@@ -4,12 +4,13 @@ import { Problem, readSnapshot, readVerbs, setToken } from "./api.js";
 import { form, formOf } from "./form.js";
 import { html, nothing, render } from "./vendor/lit-html.js";
 import { SCREENS_BY_NAME, findings } from "./screens.js";
-import { plain } from "./text.js";
+import { plain, span, time } from "./text.js";
 import { hashOf } from "./view.js";
 
 const EVERY = 2000; // ms
 const RARELY = 10_000; // ms: for screens that read much
 const KEPT = 150; // samples of each topic: five minutes
+const GONE = [0, 503]; // the server of the page does not answer, or the store does not
 const RATE_OVER = 10_000; // ms
 const SECTIONS = {
   now: "Now",
@@ -28,6 +29,7 @@ const app = {
   snapshot: null,
   data: {},
   problem: null,
+  lost: 0, // when the store or the server of the page did not answer first, in ms since 1970 by this machine
   form: null,
   opened: new Set(), // what the user opened on this screen
 
@@ -132,10 +134,12 @@ async function poll() {
       read = performance.now();
     }
     app.problem = null;
+    app.lost = 0;
   } catch (problem) {
     if (mine !== polling) return;
     if (!(problem instanceof Problem)) throw problem;
     app.problem = problem;
+    app.lost = GONE.includes(problem.status) ? app.lost || Date.now() : 0;
   }
   if (app.problem?.status === 401) return start();
   draw();
@@ -188,13 +192,34 @@ function page() {
       </span>
     </header>
     <main>
-      ${app.problem ? html`<p class="problem" role="alert">${plain(app.problem.message)}</p>` : nothing}
-      ${app.snapshot ? findings(app, screen === "topic" ? names[0] : null) : nothing}
-      <h1 tabindex="-1">${heading}</h1>
-      ${app.snapshot ? shown.draw(app, names, options, app.data) : html`<p>Loading …</p>`}
+      ${app.lost ? gone() : app.problem ? html`<p class="problem" role="alert">${plain(app.problem.message)}</p>` : nothing}
+      <div class=${app.lost && app.snapshot ? "stale" : ""}>
+        ${app.snapshot ? findings(app, screen === "topic" ? names[0] : null) : nothing}
+        <h1 tabindex="-1">${heading}</h1>
+        ${app.snapshot ? shown.draw(app, names, options, app.data) : html`<p>Loading …</p>`}
+      </div>
     </main>
     ${app.form ? form(app) : nothing}
   `;
+}
+
+// Without an answer nothing on the page is true any more: this is the first finding, and the rest has an age.
+function gone() {
+  const who = app.problem.status === 503 ? "The store" : "The server of this page";
+  return html`<ul class="findings" role="alert">
+    <li class="critical">
+      <div>
+        <span class="severity">critical</span> ${who} does not answer since ${time(new Date(app.lost).toISOString())}
+        (${span((Date.now() - app.lost) / 1000)}): ${plain(app.problem.message)}.
+        ${
+          app.snapshot
+            ? html`What follows was read ${span((performance.now() - app.snapshot.received) / 1000)} ago, and may have
+              changed.`
+            : nothing
+        }
+      </div>
+    </li>
+  </ul>`;
 }
 
 function login() {

@@ -78,14 +78,25 @@ const SCREENS = {
   "key show": (given) => [["key"], { key: given.key, scope: given.scope }],
 };
 
-function mend(app, { verb }) {
+function mend(app, { id, verb }) {
   if (!verb) return nothing;
   const screen = SCREENS[verb.title];
-  if (screen) return html`<a class="button" href=${hashOf(...screen(verb.arguments))}>Look</a>`;
+  if (screen) {
+    return html`<span class="buttons">
+      <a class="button" href=${hashOf(...screen(verb.arguments))}>Look</a>
+      ${id === "key-held" ? button(app, "key resolve", verb.arguments) : nothing}
+    </span>`;
+  }
   const [noun, name] = verb.title.split(" ");
   const of = noun === "dead" ? "letters" : verb.arguments.key === undefined ? noun : "message";
   return button(app, verb.title, verb.arguments, name === "reset-version" ? null : `${labelOf(name)} ${of}`);
 }
+
+// A server that evicts keys may have lost acts and histories: what is not shown may have happened.
+const lossOf = (app) =>
+  app.snapshot.findings.some((one) => one.id === "evicted")
+    ? html`<p class="problem">The server evicted keys: acts and histories may be missing.</p>`
+    : nothing;
 
 // -- now --------------------------------------------------------------------------------------------------------------
 
@@ -154,6 +165,7 @@ const topic = {
     if (!row) return html`<p>The store holds no topic of this name.</p>`;
     const limits = [
       row.concurrency === null ? null : `${row.in_flight} of ${plural(row.concurrency, "delivery")} in flight`,
+      facts?.policy.group_concurrency ? `${plural(facts.policy.group_concurrency, "delivery")} of a group` : null,
       row.rate === null ? null : `at most ${row.rate}/s`,
     ].filter(Boolean);
     const paused = row.paused;
@@ -232,7 +244,7 @@ const topic = {
 
 // Running work and failures, with the buttons of the messages of a topic.
 function workOf(app, work, name = null) {
-  const pending = (row) => row.next_at && app.snapshot.topics.some((one) => one.topic === row.of);
+  const pending = (row) => row.next_at && row.attempt > 1 && app.snapshot.topics.some((one) => one.topic === row.of);
   return html`
     <h2>Running</h2>
     ${
@@ -262,6 +274,9 @@ function workOf(app, work, name = null) {
               ["attempt", (row) => shown("attempt", row.attempt), "number"],
               ["next try", (row) => sinceOf(app, row.next_at), "number"],
               ["error", (row) => plain(row.error)],
+              ...(work.failures.some((row) => row.others)
+                ? [["others with this error", (row) => shown("others", row.others), "number"]]
+                : []),
               ["", (row) => (pending(row) ? button(app, "topic bury", { topic: row.of, key: row.key }) : nothing)],
             ],
             work.failures,
@@ -411,7 +426,7 @@ const key = {
         <button class="primary">Find</button>
         ${button(app, "held ls", {}, "Find held keys")}
       </form>
-      ${facts ? keyOf(app, facts) : nothing}
+      ${lossOf(app)} ${facts ? keyOf(app, facts) : nothing}
     `;
   },
 };
@@ -422,6 +437,7 @@ const MESSAGE_VERBS = { pending: ["move", "flush", "bury", "cancel"], "in flight
 function keyOf(app, facts) {
   if (facts.state === "absent") {
     return html`<p class="lead">Nothing is stored for this key.</p>
+      ${decisionOf(facts)}
       <p class="quiet">
         Searched scopes: ${shown("", facts.scopes_searched)}. Searched topics: ${shown("", facts.topics_searched)}.
         ${facts.no_trace_since ? html`No trace since ${shown("no_trace_since", facts.no_trace_since)}.` : nothing}
@@ -436,6 +452,7 @@ function keyOf(app, facts) {
     (row) => html`<span class="buttons">${names(row).map((one) => button(app, `${noun} ${one}`, given(row)))}</span>`,
   ];
   return html`
+    ${decisionOf(facts)}
     ${
       records.length
         ? html`<h2>Guarded</h2>
@@ -460,9 +477,11 @@ function keyOf(app, facts) {
             ])}`
         : nothing
     }
-    ${answerOf({ ...others, key: null, scopes_searched: null, topics_searched: null })} ${timelineOf(facts)}
+    ${answerOf({ ...others, key: null, decision: null, scopes_searched: null, topics_searched: null })} ${timelineOf(facts)}
   `;
 }
+
+const decisionOf = ({ decision }) => (decision ? html`<p class="lead">The last decision: ${plain(decision)}</p>` : nothing);
 
 const timelineOf = ({ timeline }) =>
   timeline.length ? html`<h2>What happened</h2> ${rowsOf("What happened", timeline)}` : nothing;
@@ -516,8 +535,8 @@ const audit = {
   load: (app) => ({ acts: read(app, "act ls", { limit: 200 }) }),
   draw(app, _, __, { acts }) {
     if (!acts) return nothing;
-    if (!acts.length) return html`<p>No operator changed anything.</p>`;
-    return table(
+    if (!acts.length) return html`${lossOf(app)}<p>The store holds no acts.</p>`;
+    return html`${lossOf(app)}${table(
       "Acts",
       [
         ["at", (row) => html`<time datetime=${row.at}>${time(row.at)}</time>`],
@@ -526,7 +545,7 @@ const audit = {
         ["why", (row) => plain(row.why)],
       ],
       acts,
-    );
+    )}`;
   },
 };
 

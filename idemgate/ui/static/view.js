@@ -27,6 +27,7 @@ export function shown(name, value) {
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value === "number") {
     if (name.endsWith("_left") || name === "lateness") return span(value);
+    if (name === "clock_ahead") return `${value < 0 ? "−" : ""}${span(Math.abs(value))}`;
     return Number.isInteger(value) && !NAMES.includes(name) ? count(value) : String(value);
   }
   if (Array.isArray(value)) return value.map((one) => plain(one)).join(", ");
