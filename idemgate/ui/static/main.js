@@ -29,6 +29,7 @@ const app = {
   snapshot: null,
   data: {},
   problem: null,
+  heard: 0, // when the snapshot was read, in ms since 1970 by this machine
   lost: 0, // when the store or the server of the page did not answer first, in ms since 1970 by this machine
   form: null,
   opened: new Set(), // what the user opened on this screen
@@ -123,6 +124,7 @@ async function poll() {
   const { screen, names, options } = route;
   try {
     app.snapshot = await readSnapshot();
+    app.heard = Date.now();
     sample(app.snapshot);
     if (mine !== polling) return;
     const { load, rarely } = SCREENS_BY_NAME[screen];
@@ -206,20 +208,17 @@ function page() {
 // Without an answer nothing on the page is true any more: this is the first finding, and the rest has an age.
 function gone() {
   const who = app.problem.status === 503 ? "The store" : "The server of this page";
-  return html`<ul class="findings" role="alert">
-    <li class="critical">
-      <div>
-        <span class="severity">critical</span> ${who} does not answer since ${time(new Date(app.lost).toISOString())}
-        (${span((Date.now() - app.lost) / 1000)}): ${plain(app.problem.message)}.
-        ${
-          app.snapshot
-            ? html`What follows was read ${span((performance.now() - app.snapshot.received) / 1000)} ago, and may have
-              changed.`
-            : nothing
-        }
-      </div>
-    </li>
-  </ul>`;
+  const since = time(new Date(app.lost).toISOString());
+  return html`<div role="alert">
+      <ul class="findings">
+        <li class="critical">
+          <div>
+            <span class="severity">critical</span>${who} does not answer since ${since}: ${plain(app.problem.message)}.
+          </div>
+        </li>
+      </ul>
+    </div>
+    ${app.snapshot ? html`<p>What follows was read ${span((Date.now() - app.heard) / 1000)} ago.</p>` : nothing}`;
 }
 
 function login() {
