@@ -360,7 +360,7 @@ class PlainClaim(Call[ClaimReply]):
         name, stored = self.keys[0], self.terms.record + self.owner
         return b"*7\r\n" + b"".join(map(bulk, (b"SET", name, stored, b"IFEQ", stored, b"PXAT", b"1")))
 
-    undo_plain = property(_frame_undo)  # pyright: ignore[reportAssignmentType]
+    undo_plain: bytes = property(_frame_undo)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 
     def answer_plain(self, reply: Any, asked: float) -> ClaimReply | None:
         """Return the reply for an absent key, and for one that was done at the first attempt. The script knows all.

@@ -21,7 +21,8 @@ def count_evicted(endpoint: Endpoint) -> int:
     Raises StoreUnavailable if one cannot be reached.
     """
     with servers(endpoint) as found:
-        return sum(int((_ask_if_allowed(one, "INFO") or {}).get("evicted_keys", 0)) for one in found)
+        told: list[dict[str, Any]] = [_ask_if_allowed(one, "INFO") or {} for one in found]
+    return sum(int(info.get("evicted_keys", 0)) for info in told)
 
 
 def read_server(server: Server, *, in_cluster: bool, watch_clock: float = 0.1) -> Seen:
