@@ -414,16 +414,21 @@ def _judge_clocks(snapshot: Snapshot) -> Iterator[Finding]:
 
 def _judge_policies(snapshot: Snapshot) -> Iterator[Finding]:
     """Judge programs that adopted the policy of a newer revision, and run for longer than a deployment takes."""
-    names = [
-        one.name
-        for one in snapshot.processes
+    limit = limit_of("policy-outdated")
+    old = [
+        one for one in snapshot.processes
         if (adopted := one.counters.get("topic.policy_adopted")) and not adopted.last_10_minutes
-        and _age(snapshot, one.started_at) >= limit_of("policy-outdated")
+        and _age(snapshot, one.started_at) >= limit
     ]  # fmt: skip
-    if names:
-        mend = verb_line("worker", "show", names[0])
-        what = f"{_count(len(names), 'process', '')} declare{'s'[: len(names) == 1]} an older revision of a policy"
-        yield Finding("policy-outdated", "", what, mend, where=_some(names), numbers={"processes": len(names)})
+    if not old:
+        return
+    topics = sorted({row for one in old for row in one.adopted})
+    which = _some(f"of {topic!r} {declared}, and the store has {stored}" for topic, stored, declared in topics)
+    what = f"{_count(len(old), 'process', '')} declare{'s'[: len(old) == 1]} an older revision of a policy"
+    yield Finding(
+        "policy-outdated", "", f"{what}: {which}" if which else what, verb_line("worker", "show", old[0].name),
+        topics[0][0] if len(topics) == 1 else "", _some(one.name for one in old), numbers={"processes": len(old)},
+    )  # fmt: skip
 
 
 def _judge_versions(snapshot: Snapshot) -> Iterator[Finding]:

@@ -92,6 +92,8 @@ class Activity:
         topics: Durations of the topics that a worker of this process serves.
         held: The keys that this process found held, as scope and key. The store may know better by now.
         outdated: The keys of which a trigger was dropped with a version, as topic, key and group, "" for none.
+        adopted: By topic, the revision of the stored policy that this process follows, and the lower one that it
+            declares.
         calls: Samples of the durations of single calls of the store, retries not included.
     """
 
@@ -102,6 +104,7 @@ class Activity:
         self.topics: dict[str, TopicTimes] = {}
         self.held: dict[tuple[str, str], None] = {}
         self.outdated: dict[tuple[str, str, str], None] = {}
+        self.adopted: dict[str, tuple[int, int]] = {}
         self.calls: Sampled = Sampled()
 
     def note_failure(self, of: str, key: str, attempt: int | None, error: str, retry_after: float | None) -> None:
@@ -131,6 +134,10 @@ class Activity:
     def note_outdated(self, topic: str, key: str, group: str) -> None:
         """Remember that a trigger with a version was dropped. Any thread may call it."""
         _keep(self.outdated, (topic, key, group), None)
+
+    def note_adopted(self, topic: str, revision: int, declared: int) -> None:
+        """Remember that the stored policy has a higher revision than this program declares. Any thread may call it."""
+        _keep(self.adopted, topic, (revision, declared))
 
     def times_of(self, topic: str) -> TopicTimes:
         """Return the durations of a topic."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from idemgate.core.activity import BOUNDS
 from idemgate.core.calls import run_plan
-from idemgate.core.text import one_line
+from idemgate.core.text import common_error, one_line
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.operate.verb import Facts, Given, Parameter, Verb
@@ -62,7 +62,7 @@ def join_failures(processes: Iterable[Process], key: str | None = None) -> list[
     ]  # fmt: skip
     found = dict[tuple[str, str], dict[str, Any]]()
     for row in sorted(rows, key=lambda row: row["at"], reverse=True):
-        same = row["of"], row["error"]
+        same = row["of"], common_error(row["error"])
         if same in found:
             found[same]["others"] = (found[same]["others"] or 0) + 1
         else:

@@ -57,6 +57,7 @@ class Composer:
             "refused": [self._pack_failure(one, now) for one in reversed(activity.refused.copy())],
             "held": self._list_keys(activity.held),
             "outdated": self._list_keys(activity.outdated),
+            "adopted": [[cut_name(topic), *both] for topic, both in activity.adopted.copy().items()],
         }
         return pack_report({**facts, "calls": calls}, self._list_counters(), lists, {"running": unlisted})
 

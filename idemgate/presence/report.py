@@ -107,6 +107,8 @@ class Process:
         refused: The newest triggers that it refused, the newest first.
         held: The newest keys that it found held, as scope and key. They may be decided by now.
         outdated: The newest keys of which a trigger was dropped with a version: topic, key and group, "" for none.
+        adopted: Topics of which the stored policy has a higher revision than the program declares: the topic, the
+            stored revision and the declared one.
         ahead: The seconds that its clock is ahead of the server's, up to the second that a report takes. None of a
             version that does not report it.
         dropped: How many entries of each list did not fit into the report.
@@ -132,6 +134,7 @@ class Process:
     refused: tuple[WorkFailure, ...]
     held: tuple[tuple[str, str], ...]
     outdated: tuple[tuple[str, str, str], ...]
+    adopted: tuple[tuple[str, int, int], ...]
     ahead: float | None
     dropped: Mapping[str, int]
 
@@ -218,6 +221,7 @@ def decode_report(process: str, seen_at: datetime, packed: bytes) -> Process:
             tuple(_decode_failure(seen_at, failure) for failure in facts["refused"]),
             tuple((_text(of), _text(key)) for of, key in facts.get("held", ())),
             tuple((_text(of), _text(key), _text(group)) for of, key, group in facts.get("outdated", ())),
+            tuple((_text(of), _number(one), _number(mine)) for of, one, mine in facts.get("adopted", ())),
             None if facts.get("clock") is None else _number(facts["clock"]) / 1000 - seen_at.timestamp(),
             {_text(name): _number(n) for name, n in facts["dropped"].items()},
         )  # fmt: skip

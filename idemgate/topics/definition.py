@@ -65,6 +65,8 @@ MAX_FULL = 100
 """The keys with a full message that a program remembers, to log each once."""
 COUNT_WITHIN = 0.25
 """Seconds that a refused trigger may wait until the store has counted it. After that its error is raised anyway."""
+_REFUSAL = f"{InvalidArgument.__module__}.{InvalidArgument.__qualname__}: "
+"""How the usual error of a refused trigger begins. Its text alone says what is wrong."""
 R = TypeVar("R")
 _STATUS = attrgetter("status")
 CheckInput = Callable[[TopicCalls], object]
@@ -149,6 +151,7 @@ class TopicDefinition:
             return
         self._adopted = revision
         self.context.counters.add("topic.policy_adopted")
+        self.context.activity.note_adopted(self.name, revision, mine)
         facts = {"topic": self.name, "revision": revision, "declared": mine}
         log.warning("topic.policy_adopted topic=%r revision=%d declared=%d", *facts.values(), extra=facts)
 
@@ -261,7 +264,7 @@ class TopicDefinition:
         counter = "refused_too_large" if isinstance(error, TooLarge) else "refused_payload"
         self.context.counters.add(f"topic.{counter}")
         key = "" if error.subject is None else error.subject[1]
-        self.context.activity.note_refused(self.name, key, last_line(error))
+        self.context.activity.note_refused(self.name, key, last_line(error).removeprefix(_REFUSAL))
         return (self.calls or self.build_calls()).count_refused(counter, self.calls is not None)
 
     def note_dropped(self, triggers: Sequence[Trigger], receipts: Sequence[Receipt]) -> None:

@@ -64,7 +64,7 @@ def process(pid: int = 1, **facts: Any) -> Process:
         "id": "0" * 32, "seen_at": NOW, "host": "web", "pid": pid, "version": "1", "program": "shop.py",
         "role": "worker", "started_at": ago(3600), "busy": 0, "places": 2, "topics": ("jobs",), "scopes": (),
         "times": {}, "calls": (), "running": (), "failures": (), "refused": (), "held": (), "outdated": (),
-        "ahead": 0.0, "dropped": {},
+        "adopted": (), "ahead": 0.0, "dropped": {},
     }  # fmt: skip
     return Process(**known | facts, counters=counters)
 
@@ -437,6 +437,13 @@ def test_a_late_topic_says_where_its_oldest_handler_is() -> None:
         "1 message is due, 2 in flight, as many as its concurrency of 2 allows;"
         " the oldest handler runs for 18 s at shop.py:7 ship"
     )
+
+
+def test_an_outdated_policy_is_named_with_its_topic_and_both_revisions() -> None:
+    facts: dict[str, Any] = {"counters": {"topic.policy_adopted": LONG_AGO}, "adopted": (("jobs", 3, 2),)}
+    [one] = findings(snapshot(topic(), processes=(process(**facts), process(2, **facts))))
+    assert one.what == "2 processes declare an older revision of a policy: of 'jobs' 2, and the store has 3"
+    assert one.of == "jobs"
 
 
 def test_messages_that_wait_for_their_group_are_counted_in_a_sentence() -> None:

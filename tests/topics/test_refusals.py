@@ -374,6 +374,7 @@ async def test_the_higher_revision_is_stored_and_the_lower_one_adopts_it(
             assert (late.trigger("n").due_at - clock.now()).total_seconds() == 5
         assert (late.policy.window, late.policy.revision, late.policy.lease) == (5_000, 1, 9_000)
         assert former.counters["topic.policy_adopted"] == 1
+        assert former.context.activity.adopted == {"t": (1, 0)}
     assert [record.getMessage() for record in caplog.records if "policy_adopted" in record.getMessage()] == [
         "topic.policy_adopted topic='t' revision=1 declared=0"
     ]
