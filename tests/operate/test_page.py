@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,11 +26,13 @@ from axe_playwright_python.sync_playwright import Axe  # noqa: E402
 
 from idemgate import Gate, Trigger  # noqa: E402
 from idemgate.audit.running import findings  # noqa: E402
+from idemgate.operate.acts import describe_act  # noqa: E402
 from idemgate.operate.arguments import read_command  # noqa: E402
+from idemgate.operate.table import VERBS  # noqa: E402
 from idemgate.testing import Clock  # noqa: E402
 from idemgate.ui import READS as READING  # noqa: E402
 from idemgate.ui import Access, app  # noqa: E402
-from tests.audit.test_running import CASES  # noqa: E402
+from tests.audit.test_running import CASES, SOUND, snapshot  # noqa: E402
 from tests.needs import report_missing  # noqa: E402
 from tests.operate.test_status import serve  # noqa: E402
 from tests.operate.test_verbs import CHANGES, HELD, READS, SCANNING, Case, acts  # noqa: E402
@@ -303,9 +306,28 @@ def test_each_finding_is_shown_with_what_mends_it(
             found.get_by_role("button", name=BUTTONS[kind]).click()
             expect(tab.get_by_role("dialog")).to_be_visible()
         else:
+            if kind == "key-held":  # one decision is chosen
+                found.get_by_role("button", name="Resolve").click()
+                for flag in ("done", "again"):
+                    tab.locator(f"#form [value={flag}]").check()
+                expect(tab.locator("#form .command")).to_have_text(
+                    "idemgate key resolve order-7 --scope charge --again"
+                )
+                tab.keyboard.press("Escape")
             found.get_by_role("link", name="Look").click()
             expect(tab).to_have_url(re.compile("#/(processes|process/.+|topic/.+|key)"))
     seen.wrong[:] = [one for one in seen.wrong if "400" not in one]  # the store has none of what is planted
+    # And where a server evicted keys, no list is taken for all that happened
+    evicting = SOUND._replace(info={**SOUND.info, "evicted_keys": 3})
+    planted[0] = snapshot(servers={"h:1": evicting})
+    for screen in ("audit", "key"):
+        tab.goto("about:blank")
+        expect(seen.go(screen).locator("main")).to_contain_text("acts and histories may be missing")
+    # And the form quotes names like options as acts and findings do
+    verb, given = next(one for one in VERBS if one.title == "topic bury"), {"topic": "-t", "key": "a", "group": "-v x"}
+    facts = {"noun": verb.noun, "name": verb.name, "parameters": [asdict(one) for one in verb.parameters]}
+    shown = tab.evaluate("async ([verb, given]) => (await import('./text.js')).commandOf(verb, given)", [facts, given])
+    assert shown == f"idemgate {describe_act(verb, given)}"
 
 
 @pytest.mark.slow

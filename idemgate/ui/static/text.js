@@ -69,7 +69,8 @@ export function commandOf(verb, given) {
     if (value === undefined || value === false || (Array.isArray(value) && !value.length)) continue;
     if (required) placed.push(...(kind === "lines" ? ["FILE"] : [value].flat()).map(String));
     else if (value === true) named.push(flag(name));
-    else named.push(`${flag(name)}${isLikeOption(String(value)) ? "=" : " "}${quoted(String(value))}`);
+    else if (isLikeOption(String(value))) named.push(quoted(`${flag(name)}=${value}`));
+    else named.push(`${flag(name)} ${quoted(String(value))}`);
   }
   const texts = placed.map(quoted);
   const words = placed.some(isLikeOption) ? [...named, "--", ...texts] : [...texts, ...named];
