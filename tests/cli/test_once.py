@@ -112,7 +112,10 @@ def test_the_lease_is_renewed_while_the_command_runs(once: Once, theirs: Gate, t
     assert theirs.inspect("k", scope="command").attempts == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+SLOW_SIGNALS = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGHUP, signal.SIGUSR1)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, *SLOW_SIGNALS])
 def test_a_signal_is_passed_on_and_the_command_decides(once: Once, theirs: Gate, number: signal.Signals) -> None:
     # Given a command that ends with 7 after a signal
     text = (

@@ -138,8 +138,14 @@ def test_a_signal_lets_what_runs_finish(
     record_fault(ENDED, 1, promises="P7 P11", lost=0)
 
 
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (signal.SIGTERM, signal.SIGINT),
+        pytest.param(signal.SIGINT, signal.SIGTERM, marks=pytest.mark.slow),
+        *(pytest.param(number, number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGINT)),
+    ],
+)
 def test_two_signals_within_a_second_are_one(
     topic: Any,
     program: Callable[..., Program],

@@ -318,8 +318,8 @@ FLAVOURS: dict[str, type[Flavour]] = {
     "sqlalchemy": SQLAlchemy, "sqlalchemy-async": AsyncSQLAlchemy, "django": Django,
     "sqlalchemy-sqlite": SQLAlchemyOnSqlite, "django-sqlite": DjangoOnSqlite,
 }  # fmt: skip
-SLOW = dict.fromkeys(("sqlalchemy-sqlite", "django-sqlite"), pytest.mark.slow)
-"""The flavours that only the slow tests run with: both halves of them run with the others."""
+SLOW = dict.fromkeys(("sqlalchemy", "sqlalchemy-sqlite", "django-sqlite"), pytest.mark.slow)
+"""The flavours that only the slow tests run with: their library, and their way to call it, run with the others."""
 
 
 def with_flavours(wanted: Callable[[type[Flavour]], bool]) -> pytest.MarkDecorator:

@@ -171,6 +171,7 @@ async def test_a_payment_killed_at_each_step_is_credited_once(payments: Payments
     payments.kill_at("after insert", times=3, flush=payments.seed % 2 == 1)
 
 
+@pytest.mark.slow
 async def test_payments_killed_at_random_moments_are_credited_once(payments: Payments) -> None:
     for number in range(FEW):
         payments.kill_at_random(flush=number % 2 == 1)
