@@ -363,17 +363,11 @@ class PlainClaim(Call[ClaimReply]):
     undo_plain: bytes = property(_frame_undo)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 
     def answer_plain(self, reply: Any, asked: float) -> ClaimReply | None:
-        """Return the reply for an absent key, and for one that was done at the first attempt. The script knows all.
-
-        Raises:
-            ResponseError: the second command was refused (redis-py's class).
-        """
+        """Return the reply for an absent key, and for one that was done at the first attempt. The script knows all."""
         old, expires = reply
         if old is None:
             terms = self.terms
             if type(expires) is not int or expires < terms.lifetime or monotonic() - asked > PAIR_SECONDS:
-                if isinstance(expires, Exception):
-                    raise expires
                 return None
             stored = terms.record + self.owner
             return ClaimReply("started", (expires - terms.lifetime) * 1000, 1, 0, 0, b"", b"", b"", stored)

@@ -58,10 +58,10 @@ def warn_in_event_loop() -> None:
         )
 
 
-def _end_plain(pool: ConnectionPool, call: Call[Any]) -> None:
-    """Use scripts until the server is asked again. Of a pair, the first command may have written before the refusal."""
-    pool.takes_plain = None
-    if call.pair:
+def _undo_refused(pool: ConnectionPool, call: Call[Any], reply: Any) -> None:
+    """Take back the first command of a pair whose second one was refused. Use scripts until it is asked again."""
+    if call.pair and isinstance(reply[1], Exception):
+        pool.takes_plain = None
         with suppress(rx.ResponseError):
             pool.execute(call.undo_plain)
 
@@ -162,8 +162,9 @@ class SyncLink:
                         if sampled:
                             self._add_sample(started)
                         return answer
+                    _undo_refused(pool, call, reply)
                 except rx.ResponseError:  # the script gets an error that can be explained, or none
-                    _end_plain(pool, call)
+                    pool.takes_plain = None
             try:  # inlined `_send`: every guarded call comes here
                 reply = pool.execute(call.framed or encode_call(call), started)
             except rx.ResponseError as error:
