@@ -56,7 +56,7 @@ class Dispatcher:
 
     def add(self, consumer: TopicConsumer) -> None:
         """Start the handlers of a topic, too, from now on."""
-        (self._ready if consumer.is_async else self._ready_blocking).add(consumer)
+        (self._ready if consumer.is_async else self._ready_blocking).consumers.append(consumer)
 
     @property
     def free(self) -> int:
@@ -64,17 +64,25 @@ class Dispatcher:
         return self._concurrency - len(self.tasks) - self._pool.active
 
     def start_ready(self) -> None:
-        """Start ready deliveries, up to the concurrency."""
-        room = self.free - self._places.kept_free
-        if self._blocking_next and room > 0 and self._ready_blocking:
+        """Start ready deliveries, up to the concurrency. It is called at each end of a handler."""
+        room = self._room()
+        threads_wait = room > 0 and bool(self._ready_blocking.consumers) and self._ready_blocking.any()
+        if threads_wait and self._blocking_next:
             self._pool.start(1)
             self._blocking_next = False
-            room = self.free - self._places.kept_free
-        while room > 0 and self._ready and not self._stopping.is_set():
-            room -= self._start_async(self._ready.popleft())
+            room = self._room()
+        while room > 0 and self._ready.consumers and not self._stopping.is_set():
+            if (entry := self._ready.pop()) is None:
+                break
+            room -= self._start_async(entry)
             self._blocking_next = True
-        if room > 0 and self._ready_blocking:
+        if threads_wait and room > 0:
             self._pool.start(room)
+
+    def _room(self) -> int:
+        places = self._places
+        free = self._concurrency - len(self.tasks) - self._pool.active
+        return free - places.kept_free if places.starving else free
 
     # -- async handlers -----------------------------------------------------------------------------------------------
 
@@ -108,12 +116,14 @@ class Dispatcher:
         """Return the next delivery for a thread. Raises IndexError if there is none, or if others need its place."""
         if self._stopping.is_set() or (not first and self._others_wait()):
             raise IndexError("no delivery may start")
-        return self._ready_blocking.popleft()
+        if (entry := self._ready_blocking.pop()) is None:
+            raise IndexError("no delivery is ready")
+        return entry
 
     def _others_wait(self) -> bool:
         """Return True if a thread that ended a job must give its place to an async handler or to a starving topic."""
         # Not `kept_free`: the event loop does not count the room of the ended job yet.
-        return self.free < self._places.starving or (bool(self._ready) and self.free <= 0)
+        return self.free < self._places.starving or (self._ready.any() and self.free <= 0)
 
     def run_job(self, entry: InFlight, /) -> Verdict[Any] | None:
         """Run a blocking handler; return None without running it if its lease has nearly ended."""
@@ -126,7 +136,7 @@ class Dispatcher:
 
     def count_ready(self) -> int:
         """Return how many deliveries may start in threads."""
-        return 0 if self._stopping.is_set() else len(self._ready_blocking)
+        return 0 if self._stopping.is_set() else self._ready_blocking.count()
 
     def on_jobs_ended(self, ended: list[Ended]) -> None:
         """Report ended deliveries and start others."""
@@ -146,7 +156,7 @@ class Dispatcher:
 
     def remove_unstarted(self, keep: Callable[[InFlight], bool]) -> Iterator[InFlight]:
         """Remove and yield the unstarted deliveries, except those for which `keep` is true."""
-        for ready in (*self._ready, *self._ready_blocking):
+        for ready in self._list_queues():
             for _ in range(len(ready)):
                 with suppress(IndexError):  # a thread may take the last one
                     entry = ready.popleft()
@@ -157,7 +167,10 @@ class Dispatcher:
 
     def has_stale(self, since: float) -> bool:
         """Return True if an unstarted delivery was taken at `since` or before."""
-        return any(_oldest(ready) <= since for ready in (*self._ready, *self._ready_blocking))
+        return any(_oldest(ready) <= since for ready in self._list_queues())
+
+    def _list_queues(self) -> list[deque[InFlight]]:
+        return [consumer.ready for queue in (self._ready, self._ready_blocking) for consumer in queue.consumers]
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
@@ -214,22 +227,21 @@ class ReadyQueue:
     """The unstarted deliveries of one kind of handler.
 
     The topic whose last turn is the longest ago is next. So a topic with many slow deliveries delays another topic by
-    one turn only. Any thread may call `popleft`.
+    one turn only. Any thread may call `pop`.
+
+    Attributes:
+        consumers: The topics, each with its queue.
     """
 
-    __slots__ = ("_consumers", "_turn")
+    __slots__ = ("_turn", "consumers")
 
     def __init__(self) -> None:
-        self._consumers: list[TopicConsumer] = []
+        self.consumers: list[TopicConsumer] = []
         self._turn = 0
 
-    def add(self, consumer: TopicConsumer) -> None:
-        """Add a topic, before the first delivery is ready."""
-        self._consumers.append(consumer)
-
-    def popleft(self) -> InFlight:
-        """Remove and return the oldest delivery of the next topic that has one. Raises IndexError without any."""
-        consumers = self._consumers
+    def pop(self) -> InFlight | None:
+        """Remove and return the oldest delivery of the next topic that has one."""
+        consumers = self.consumers
         if len(consumers) > 1:
             consumers = sorted(consumers, key=_turn_of)
         for consumer in consumers:
@@ -239,20 +251,18 @@ class ReadyQueue:
                 continue
             self._turn = consumer.turn = self._turn + 1
             return entry
-        raise IndexError("no delivery is ready")
+        return None
 
-    def __len__(self) -> int:
-        return sum(len(consumer.ready) for consumer in self._consumers)
-
-    def __bool__(self) -> bool:
-        for consumer in self._consumers:  # noqa: SIM110 - asked at each end of a handler; `any` costs three times as much
+    def any(self) -> bool:
+        """Return True if a delivery is ready."""
+        for consumer in self.consumers:  # noqa: SIM110 - asked at each end of a handler; `any` costs three times as much
             if consumer.ready:
                 return True
         return False
 
-    def __iter__(self) -> Iterator[deque[InFlight]]:
-        """Iterate over the queues of the topics."""
-        return (consumer.ready for consumer in self._consumers)
+    def count(self) -> int:
+        """Return how many deliveries are ready."""
+        return sum(len(consumer.ready) for consumer in self.consumers)
 
 
 _turn_of = attrgetter("turn")
