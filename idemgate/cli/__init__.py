@@ -64,6 +64,11 @@ class _Parser(argparse.ArgumentParser):
             self.fill = None
         return super().parse_known_args(args, namespace)
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if arg_strings == ["--"] and action.nargs is None:
+            return "--"  # a key may be named so; argparse takes it for the end of options, and leaves a list
+        return super()._get_values(action, arg_strings)
+
     def error(self, message: str) -> NoReturn:
         super().error(re.sub(r"://\S*@", "://***@", message))
 

@@ -277,12 +277,12 @@ def test_acts_quote_their_arguments(filled: Gate, command: Command) -> None:
 
 
 @pytest.mark.parametrize("verb", [one for one in VERBS if one.changes], ids=lambda verb: verb.title)
-@pytest.mark.parametrize("text", ["-v", "--group", "-1 x"])
+@pytest.mark.parametrize("text", ["-v", "--group", "-1 x", "--"])
 def test_an_act_can_be_typed_again_with_names_like_options(
     verb: Verb, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # of which `dead import` reads
-    values = {"text": text, "pattern": text, "texts": [text], "count": "4"}
+    values = {"text": text, "pattern": text, "texts": ["-v"], "count": "4"}
     given = {one.name: values[one.kind] for one in verb.parameters if one.kind in values}
     line = describe_act(verb, given)
     assert read_command(f"idemgate {line}") == (verb, given)
