@@ -92,7 +92,8 @@ def ask_names(context: Context, ids: Iterable[str]) -> Plan[Mapping[str, str]]:
     """Return the names of processes by the ids with which transitions name them. Ask nothing if these are names."""
     if not any(_ID.fullmatch(one) for one in ids):
         return {}
-    return (yield from run_call(list_names(context.namespace, context.clock)))
+    found = yield from run_call(list_names(context.namespace, context.clock))
+    return {one: name for one, (name, _) in found.items()}
 
 
 _ID = re.compile(r"[0-9a-f]{16}")

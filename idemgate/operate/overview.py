@@ -44,7 +44,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 def _topic(topic: TopicSeen, serving: Sequence[Process]) -> dict[str, Any]:
     stats = topic.stats
-    times = [one.times[topic.name] for one in serving if topic.name in one.times]
+    times = [one.last_minute[topic.name] for one in serving if topic.name in one.last_minute]
     due = stats.ready + stats.waiting + stats.blocked
     return {
         "topic": topic.name, "slots": topic.slots, "state": _state(topic, due, serving),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from idemgate.core.activity import BOUNDS
@@ -95,7 +96,9 @@ def show_worker(gate: Gate, given: Given) -> Facts:
     found = [one for one in processes if given["process"] in (one.name, one.id)]
     if not found:
         names = ", ".join(one_line(one.name) for one in processes) or "none"
-        problem = "it has ended" if _has_ended(gate, given["process"]) else "it does not report here"
+        seen_at = _last_seen(gate, given["process"])
+        ended = f"it has ended: its last report was at about {seen_at:%Y-%m-%d %H:%M}Z" if seen_at else ""
+        problem = ended or "it does not report here"
         raise InvalidArgument("process", given["process"], problem, f"Those that report: {names}")
     if len(found) > 1:
         ids = ", ".join(one.id for one in found)
@@ -103,11 +106,11 @@ def show_worker(gate: Gate, given: Given) -> Facts:
     return _facts(found[0])
 
 
-def _has_ended(gate: Gate, name: str) -> bool:
-    """Return True if the store remembers a process of this name."""
+def _last_seen(gate: Gate, name: str) -> datetime | None:
+    """Return when a process of this name that has ended reported last, to a minute; None if none is known."""
     host, _, pid = name.rpartition(":")
     known = gate.context.link.run(list_names(gate.namespace, gate.context.clock))
-    return any(one.endswith(f", pid {pid} on {host}") for one in known.values())
+    return max((at for one, at in known.values() if one.endswith(f", pid {pid} on {host}")), default=None)
 
 
 def _facts(one: Process) -> Facts:

@@ -43,11 +43,17 @@ def beat(namespace: str, clock: Clock | None, process: str, report: bytes, *, na
     return call("presence/beat", names, args, lambda _: None)
 
 
-def list_names(namespace: str, clock: Clock | None) -> Call[dict[str, str]]:
-    """Build the call that returns the names of processes by the ids with which histories refer to them."""
+def list_names(namespace: str, clock: Clock | None) -> Call[dict[str, tuple[str, datetime]]]:
+    """Build the call that returns the names of processes by the ids with which histories refer to them.
 
-    def read(reply: list[Any]) -> dict[str, str]:
-        return {one[:PROCESS_BYTES].hex(): text(one[PROCESS_BYTES:]) for one in reply[2:]}
+    Each has the time when it was stored: that of the last report or up to a minute before, by the server's clock.
+    """
+
+    def read(reply: list[Any]) -> dict[str, tuple[str, datetime]]:
+        return {
+            one[:PROCESS_BYTES].hex(): (text(one[PROCESS_BYTES:]), _moment(time))
+            for one, time in zip(reply[2::2], reply[3::2], strict=True)
+        }
 
     return call("presence/names", (keys.process_names(namespace),), (stamp(clock),), read)
 

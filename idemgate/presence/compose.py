@@ -47,7 +47,7 @@ class Composer:
             "up": _ms(now - self._started), "clock": round(wall_clock() * 1000),
             "places": [sum(one) for one in zip(*places, strict=True)] or [0, 0],
         }  # fmt: skip
-        (running, unlisted), (times, calls) = self._list_running(now), self._list_times()
+        (running, unlisted), (last_minute, times, calls) = self._list_running(now), self._list_times()
         lists: dict[str, list[Any]] = {
             "running": running,
             "failures": [self._pack_failure(one, now) for one in activity.list_failures()],
@@ -58,6 +58,7 @@ class Composer:
             "held": self._list_keys(activity.held),
             "outdated": self._list_keys(activity.outdated),
             "adopted": [[cut_name(topic), *both] for topic, both in activity.adopted.copy().items()],
+            "last_minute": last_minute,
         }
         return pack_report({**facts, "calls": calls}, self._list_counters(), lists, {"running": unlisted})
 
@@ -70,28 +71,33 @@ class Composer:
         found = [[name, n, minute.get(name, 0), ten_minutes.get(name, 0)] for name, n in counts.items()]
         return sorted(found, key=lambda one: one[3] == 0)
 
-    def _list_times(self) -> tuple[list[list[Any]], list[int]]:
-        """Return the durations of the last ten minutes: by topic, the topic with the most first, and those of calls."""
+    def _list_times(self) -> tuple[list[list[Any]], list[list[Any]], list[int]]:
+        """Return the durations of topics in the last minute and the last ten, those with the most first, and of calls.
+
+        Those of calls are of ten minutes.
+        """
         activity = self._context.activity
         counts = {("calls", ""): activity.calls.counts, **{
             (kind, topic): getattr(times, kind).counts
             for topic, times in activity.topics.copy().items() for kind in ("lateness", "handling")
         }}  # fmt: skip
         flat = {(*name, bucket): n for name, buckets in counts.items() for bucket, n in enumerate(buckets) if n}
-        _, recent = self._histograms.differences(flat)
+        minute, ten_minutes = self._histograms.differences(flat)
 
-        def buckets(kind: str, topic: str) -> list[int]:
+        def buckets(recent: Mapping[Any, int], kind: str, topic: str) -> list[int]:
             numbers = [recent.get((kind, topic, bucket), 0) for bucket in range(len(activity.calls.counts))]
             while numbers and not numbers[-1]:
                 numbers.pop()
             return numbers
 
-        times = [
-            [cut_name(topic), buckets("lateness", topic), buckets("handling", topic)]
-            for topic in activity.topics.copy()
-        ]
-        times = [one for one in times if one[1] or one[2]]
-        return sorted(times, key=lambda one: -sum(one[2])), buckets("calls", "")
+        def by_topic(recent: Mapping[Any, int]) -> list[list[Any]]:
+            times = [
+                [cut_name(topic), buckets(recent, "lateness", topic), buckets(recent, "handling", topic)]
+                for topic in activity.topics.copy()
+            ]
+            return sorted((one for one in times if one[1] or one[2]), key=lambda one: -sum(one[2]))
+
+        return by_topic(minute), by_topic(ten_minutes), buckets(ten_minutes, "calls", "")
 
     # -- work ---------------------------------------------------------------------------------------------------------
 

@@ -37,8 +37,8 @@ FIRST_AFTER = 1.0
 """Seconds from the first call of a gate to its first report."""
 TIMEOUT = 1.0
 """Seconds that one report may take."""
-NAMED_EVERY = 8640
-"""Each so many reports, about once a day, the name of the process is stored again."""
+NAMED_EVERY = 6
+"""Each so many reports, once a minute, the name of the process is stored again: so its end is known for 30 days."""
 LEAVE_TIMEOUT = 0.5
 """Seconds by which the end of a program may be delayed."""
 NEVER = float("inf")

@@ -50,10 +50,7 @@ class Counter:
 
 @dataclass(slots=True)
 class Times:
-    """The durations of one topic, or those of calls of the store, in the last ten minutes.
-
-    Each is the number of durations in each bucket of `BOUNDS`.
-    """
+    """The durations of one topic: the number of them in each bucket of `BOUNDS`."""
 
     lateness: tuple[int, ...]
     handling: tuple[int, ...]
@@ -100,7 +97,8 @@ class Process:
         topics: The topics that it serves.
         scopes: The scopes that it uses.
         counters: Its counters that are not 0.
-        times: Durations by topic.
+        times: Durations of the last ten minutes, by topic.
+        last_minute: Durations of about the last minute, by topic. Empty of a version that does not report them.
         calls: Durations of calls of the store in the last ten minutes, by bucket.
         running: The oldest deliveries and guarded calls that run.
         failures: Messages that fail often, then other failures, of both the newest first.
@@ -128,6 +126,7 @@ class Process:
     scopes: tuple[str, ...]
     counters: Mapping[str, Counter]
     times: Mapping[str, Times]
+    last_minute: Mapping[str, Times]
     calls: tuple[int, ...]
     running: tuple[RunningWork, ...]
     failures: tuple[WorkFailure, ...]
@@ -211,7 +210,7 @@ def decode_report(process: str, seen_at: datetime, packed: bytes) -> Process:
             _ago(seen_at, facts["up"]), busy, places,
             tuple(map(_text, facts["topics"])), tuple(map(_text, facts["scopes"])),
             {_text(name): Counter(*map(_number, counts)) for name, *counts in facts[_COUNTERS]},
-            {_text(name): Times(_buckets(late), _buckets(handling)) for name, late, handling in facts["times"]},
+            _times(facts["times"]), _times(facts.get("last_minute", ())),
             _buckets(facts["calls"]),
             tuple(
                 RunningWork(_text(of), _text(key), _ago(seen_at, age), _text(location))
@@ -242,6 +241,10 @@ def _ago(seen_at: datetime, age_ms: Any) -> datetime:
 
 _text: Callable[[Any], str] = str.__str__
 _number: Callable[[Any], int] = int.__int__
+
+
+def _times(rows: Any) -> dict[str, Times]:
+    return {_text(name): Times(_buckets(late), _buckets(handling)) for name, late, handling in rows}
 
 
 def _buckets(values: Any) -> tuple[int, ...]:

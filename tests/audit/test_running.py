@@ -63,8 +63,8 @@ def process(pid: int = 1, **facts: Any) -> Process:
     known: dict[str, Any] = {
         "id": "0" * 32, "seen_at": NOW, "host": "web", "pid": pid, "version": "1", "program": "shop.py",
         "role": "worker", "started_at": ago(3600), "busy": 0, "places": 2, "topics": ("jobs",), "scopes": (),
-        "times": {}, "calls": (), "running": (), "failures": (), "refused": (), "held": (), "outdated": (),
-        "adopted": (), "ahead": 0.0, "dropped": {},
+        "times": {}, "last_minute": {}, "calls": (), "running": (), "failures": (), "refused": (), "held": (),
+        "outdated": (), "adopted": (), "ahead": 0.0, "dropped": {},
     }  # fmt: skip
     return Process(**known | facts, counters=counters)
 

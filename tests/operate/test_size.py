@@ -92,7 +92,7 @@ def _report(number: int) -> bytes:
         "running": [[topics[n % 10], f"order-{n}", n * 100, LONG] for n in range(20)], "failures": failures,
         "topics": topics, "times": [[name, [n] * 13, [n] * 13] for n, name in enumerate(topics)], "scopes": ["charge"],
         "refused": [], "held": [["charge", f"order-{number}"]], "outdated": [["t7", f"order-{number}", ""]],
-        "adopted": [["t7", 2, 1]],
+        "adopted": [["t7", 2, 1]], "last_minute": [[name, [n] * 13, [n] * 13] for n, name in enumerate(topics)],
     }  # fmt: skip
     return pack_report(facts, [[f"worker.counter_{n}", n, n, n] for n in range(60)], lists, {})
 

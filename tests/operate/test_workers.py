@@ -88,7 +88,7 @@ def test_worker_show_names_the_processes_for_an_unknown_one(reported: Gate, comm
 def test_worker_show_says_that_a_process_has_ended(reported: Gate, command: Command, raw: Any, namespace: str) -> None:
     reported.context.link.run(beat(namespace, None, "0" * 32, b"report", named=True))
     raw.delete(*keys.presence(namespace, "0" * 32))
-    assert "it has ended" in command("worker", "show", ME).err
+    assert "it has ended: its last report was at about 20" in command("worker", "show", ME).err
     assert "it does not report here" in command("worker", "show", "nobody:1").err
 
 

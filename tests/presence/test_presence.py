@@ -222,6 +222,7 @@ async def test_a_worker_reports_what_runs_and_what_failed(gate: Gate, seen: Seen
     assert (found.role, found.running) == ("client", ())
     assert sum(found.times["awaiting"].handling) >= 1
     assert sum(found.times["awaiting"].lateness) >= 1
+    assert found.last_minute == found.times
 
 
 @pytest.mark.parametrize("awaiting", [False, True])

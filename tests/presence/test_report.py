@@ -86,8 +86,8 @@ def test_bytes_of_a_stranger_are_refused(report: bytes) -> None:
 
 DAMAGED: dict[str, Any] = {
     "host": 7, "pid": "1", "places": [1], "up": None, "running": [["t", "k", 1]], "failures": [[1] * 6],
-    "counters": {"a": 1}, "times": [["t", [1] * 14, []]], "calls": [1.5], "topics": [1], "scopes": None,
-    "dropped": [], "refused": [["t", "k", None, "e", 2**63, None]],
+    "counters": {"a": 1}, "times": [["t", [1] * 14, []]], "last_minute": [["t", []]], "calls": [1.5], "topics": [1],
+    "scopes": None, "dropped": [], "refused": [["t", "k", None, "e", 2**63, None]],
 }  # fmt: skip
 
 
