@@ -7,6 +7,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 
 from idemgate.audit.catalogue import CATALOGUE
 from idemgate.audit.findings import Finding
@@ -128,7 +129,7 @@ def _judge_topics(snapshot: Snapshot) -> Iterator[Finding]:
             yield from hanging or _judge_lateness(snapshot, topic, serving)
             yield from _judge_groups(snapshot, topic)
         else:
-            yield from _judge_unserved(snapshot, topic)
+            yield from _judge_unserved(snapshot, topic, [one for one in snapshot.topics if by_topic[one.name]])
 
 
 def group_by_topic(processes: Iterable[Process]) -> defaultdict[str, list[Process]]:
@@ -159,12 +160,12 @@ def _judge_pause(snapshot: Snapshot, topic: TopicSeen) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _judge_unserved(snapshot: Snapshot, topic: TopicSeen) -> Iterator[Finding]:
-    """Judge a topic that no process serves."""
-    stats = topic.stats
+def _judge_unserved(snapshot: Snapshot, topic: TopicSeen, served: Sequence[TopicSeen]) -> Iterator[Finding]:
+    """Judge a topic that no process serves. `served` are those that a process serves."""
+    stats, renamed = topic.stats, _guess_name(topic, served)
     if stats.oldest_due is not None:
         if stats.lateness.total_seconds() >= limit_of("topic-unserved"):
-            what = f"{_count(_due(topic), 'message')} due, and no process takes any"
+            what = f"{_count(_due(topic), 'message')} due, and no process takes any{renamed}"
             mend, numbers = verb_line("worker", "ls"), {"due": _due(topic)}
             yield Finding("topic-unserved", "", what, mend, topic.name, since=stats.oldest_due, numbers=numbers)
         return
@@ -175,8 +176,18 @@ def _judge_unserved(snapshot: Snapshot, topic: TopicSeen) -> Iterator[Finding]:
         mend = verb_line("topic", "show", topic.name)
         numbers = {"dead": stats.dead, "pending": stats.pending}
         yield Finding(
-            "topic-abandoned", "", f"{what}, and no process serves the topic", mend, topic.name, numbers=numbers
+            "topic-abandoned", "", f"{what}, and no process serves the topic{renamed}", mend, topic.name,
+            numbers=numbers,
         )  # fmt: skip
+
+
+def _guess_name(topic: TopicSeen, served: Sequence[TopicSeen]) -> str:
+    """Return what to do if one of these is the topic under another name: a name like it, or the only unused one."""
+    unused = [one.name for one in served if not one.stats["accepted"]]
+    names = get_close_matches(topic.name, [one.name for one in served], 1, cutoff=0.7) or unused
+    if len(names) != 1:
+        return ""
+    return f"; if its name is {names[0]!r} now: {verb_line('topic', 'transfer', topic.name, names[0])}"
 
 
 def _judge_lateness(snapshot: Snapshot, topic: TopicSeen, serving: Sequence[Process]) -> Iterator[Finding]:

@@ -319,6 +319,24 @@ def test_commands_name_what_they_mend() -> None:
     assert found(CASES["poison-message"][0][0]).mend == "idemgate topic bury jobs order-7"
 
 
+@pytest.mark.parametrize(
+    ("served", "name"),
+    [
+        ({"mails-v2": 7, "jobs": 9}, "mails-v2"),  # its producers were renamed, too
+        ({"letters": 0, "jobs": 9}, "letters"),  # its producers were not
+        ({"letters": 0, "jobs": 0}, None),
+        ({"letters": 1, "jobs": 1}, None),
+    ],
+)
+def test_a_topic_without_a_worker_is_looked_for_under_another_name(served: dict[str, int], name: str | None) -> None:
+    others = [topic(one, counters={"accepted": n}) for one, n in served.items()]
+    workers = (process(topics=tuple(served)),)
+    for there in (topic("mails", late=31), topic("mails", dead=1)):
+        what = found(snapshot(there, *others, processes=workers)).what
+        hint = f"; if its name is {name!r} now: idemgate topic transfer mails {name}"
+        assert what.endswith(hint) if name else "if its name" not in what
+
+
 def test_messages_in_a_group_are_named_with_it() -> None:
     there = snapshot(
         topic(),
