@@ -8,7 +8,6 @@ import os
 import shlex
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import groupby
@@ -19,12 +18,13 @@ from idemgate.audit.running import command_line, findings
 from idemgate.audit.snapshot import Snapshot, TopicSeen, snapshot_as_facts
 from idemgate.cli.arguments import HelpFormatter, add_namespace, add_url, duration, url_of
 from idemgate.cli.showing import show_answer
-from idemgate.core.text import common_error, one_line
+from idemgate.core.text import one_line
 from idemgate.errors import StoreError
 from idemgate.gate import Gate
 from idemgate.operate.snapshot import take_snapshot
 from idemgate.operate.topics import describe_condition
-from idemgate.presence.report import Process, WorkFailure
+from idemgate.operate.workers import join_failures
+from idemgate.presence.report import Process
 
 __all__ = ["add_to"]
 
@@ -185,20 +185,13 @@ def _process(one: Process) -> dict[str, Any]:
 
 
 def _failures(snapshot: Snapshot, topic: str | None) -> list[dict[str, Any]]:
-    """Return the failures that processes report, together where their errors differ in numbers and names only."""
-    found = defaultdict[tuple[str, str], list[WorkFailure]](list)
-    for process in snapshot.processes:
-        for one in process.failures:
-            if topic in (None, one.of):
-                found[one.of, common_error(one.error)].append(one)
-    largest = sorted(found.values(), key=len, reverse=True)[:SHOWN]
+    """Return the most frequent failures that processes report."""
+    rows = [row for row in join_failures(snapshot.processes) if topic in (None, row["of"])]
+    largest = sorted(rows, key=lambda row: row["others"] or 0, reverse=True)[:SHOWN]
     return [
-        {
-            "failing": several[0].of, "failures": len(several), "keys": len({one.key for one in several}),
-            "last_at": newest.at, "error": newest.error,
-        }
-        for several in largest for newest in [max(several, key=lambda one: one.at)]
-    ]  # fmt: skip
+        {"failing": row["of"], "failures": 1 + (row["others"] or 0), "last_at": row["at"], "error": row["error"]}
+        for row in largest
+    ]
 
 
 def _span(time: timedelta) -> str:
