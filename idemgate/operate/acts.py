@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from idemgate.audit.running import verb_line
 from idemgate.core import keys
 from idemgate.core.calls import Call, call, new_id, stamp
 from idemgate.core.history import KEPT_ACTS, Act, Subject, decode_act, pack_act, stored_key
@@ -56,22 +55,15 @@ def describe_act(verb: Verb, given: Given, show: Callable[[str, str], str] = lam
 
     `show` returns what is shown of a text of a kind of `Redact`: "key" or "error".
     """
-    placed, named = list[str](), dict[str, str | bool]()
+    shown = dict(given)
     for parameter in verb.parameters:
-        value = given.get(parameter.name)
-        if value is None or value is False or value == []:
+        if (value := given.get(parameter.name)) is None:
             continue
-        if parameter.kind == "texts":
-            placed += value
-            continue
-        shown = "..." if parameter.kind == "json" else str(value)
+        if parameter.kind == "json":
+            shown[parameter.name] = "..."
         if parameter.name in _REDACTED:
-            shown = show(_REDACTED[parameter.name], shown)
-        if parameter.required:
-            placed.append(shown)
-        else:
-            named[parameter.name] = value is True or shown
-    return verb_line(verb.noun, verb.name, *placed, **named).removeprefix("idemgate ")
+            shown[parameter.name] = show(_REDACTED[parameter.name], str(value))
+    return verb.write_command(shown).removeprefix("idemgate ")
 
 
 def _subject(gate: Gate, verb: Verb, given: Given) -> Subject:

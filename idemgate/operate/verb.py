@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from idemgate.audit.running import verb_line
 from idemgate.gate import Gate
 
 __all__ = ["Answer", "Facts", "Given", "Kind", "Lines", "Parameter", "Verb"]
@@ -89,3 +90,18 @@ class Verb:
     def subject(self) -> str | None:
         """The parameter that names what it is about: the last required text."""
         return next((one.name for one in reversed(self.parameters) if one.required and one.kind == "text"), None)
+
+    def write_command(self, values: Mapping[str, Any]) -> str:
+        """Return the command line with these values by the name of the parameter, as a shell reads it."""
+        placed, named = list[str](), dict[str, str | bool]()
+        for parameter in self.parameters:
+            value = values.get(parameter.name)
+            if value is None or value is False or value == []:
+                continue
+            if parameter.kind == "texts":
+                placed += value
+            elif parameter.required:
+                placed.append(str(value))
+            else:
+                named[parameter.name] = value is True or str(value)
+        return verb_line(self.noun, self.name, *placed, **named)

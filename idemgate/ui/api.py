@@ -65,13 +65,14 @@ def app(
         InvalidArgument: a host is invalid.
     """
     api = _Api(gate, access, format)
-    verbs = [
-        Route(f"/verb/{verb.noun}/{verb.name}", api.endpoint(verb), methods=["POST" if verb.changes else "GET"])
-        for verb in VERBS
-    ]
+    routes = list[Route]()
+    for verb in VERBS:
+        name, methods = f"{verb.noun}/{verb.name}", ["POST" if verb.changes else "GET"]
+        routes += [Route(f"/verb/{name}", api.endpoint(verb), methods=methods)]
+        routes += [Route(f"/command/{name}", api.command_endpoint(verb))]
     return Starlette(
         routes=[
-            Mount("/api", routes=[Route("/verbs", api.list_verbs), Route("/snapshot", api.show_snapshot), *verbs]),
+            Mount("/api", routes=[Route("/verbs", api.list_verbs), Route("/snapshot", api.show_snapshot), *routes]),
             Mount("/", StaticFiles(directory=_STATIC, html=True)),
         ],
         middleware=[Middleware(Shield, hosts=check_hosts(hosts))],
@@ -115,6 +116,15 @@ class _Api:
                 raise HTTPException(403, f"{one_line(access.who)} may not `{verb.title}`")
             asked = await _read_body(request) if verb.changes else {"arguments": _read_query(verb, request)}
             return await run_in_threadpool(self._run, verb, access, asked)
+
+        return answer
+
+    def command_endpoint(self, verb: Verb) -> Any:
+        """Return the function that answers the command line of a verb. What is missing or wrong is left as it is."""
+
+        async def answer(request: Request) -> Response:
+            await self._check(request)
+            return _json_answer(verb.write_command(_read_query(verb, request)))
 
         return answer
 

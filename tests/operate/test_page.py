@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,9 +25,7 @@ from axe_playwright_python.sync_playwright import Axe  # noqa: E402
 
 from idemgate import Gate, Trigger  # noqa: E402
 from idemgate.audit.running import findings  # noqa: E402
-from idemgate.operate.acts import describe_act  # noqa: E402
 from idemgate.operate.arguments import read_command  # noqa: E402
-from idemgate.operate.table import VERBS  # noqa: E402
 from idemgate.testing import Clock  # noqa: E402
 from idemgate.ui import READS as READING  # noqa: E402
 from idemgate.ui import Access, app  # noqa: E402
@@ -323,11 +320,18 @@ def test_each_finding_is_shown_with_what_mends_it(
     for screen in ("audit", "key"):
         tab.goto("about:blank")
         expect(seen.go(screen).locator("main")).to_contain_text("acts and histories may be missing")
-    # And the form quotes names like options as acts and findings do
-    verb, given = next(one for one in VERBS if one.title == "topic bury"), {"topic": "-t", "key": "a", "group": "-v x"}
-    facts = {"noun": verb.noun, "name": verb.name, "parameters": [asdict(one) for one in verb.parameters]}
-    shown = tab.evaluate("async ([verb, given]) => (await import('./text.js')).commandOf(verb, given)", [facts, given])
-    assert shown == f"idemgate {describe_act(verb, given)}"
+    # And all that is wrong with one server is one box, with commands to copy
+    full = {**SOUND.info, "maxmemory": 100, "used_memory": 99, "maxmemory_policy": "allkeys-lru", "evicted_keys": 3}
+    planted[0] = snapshot(servers={"h:1": SOUND._replace(info=full)})
+    tab.goto("about:blank")
+    found = seen.go("now").locator(".findings li")
+    expect(found).to_have_count(1)
+    expect(found.locator(".finding")).to_have_count(3)
+    expect(found.locator("strong")).to_have_text(["h:1"])
+    seen.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    found.get_by_role("button", name="Copy").first.click()
+    copied = tab.evaluate("navigator.clipboard.readText()")
+    assert copied == found.locator(".command").first.inner_text() == findings(planted[0])[0].mend
 
 
 @pytest.mark.slow
@@ -487,7 +491,7 @@ def test_a_store_that_goes_away_is_said_and_comes_back(
     expect(tab.get_by_role("alert")).to_contain_text(
         re.compile("The store does not answer since 20.* UTC: the store is away.")
     )
-    expect(tab.locator("main")).to_contain_text(re.compile(r"What follows was read \d+ m?s ago."))
+    expect(tab.locator("main")).to_contain_text(re.compile(r"What follows was read [\d.]+ m?s ago."))
     expect(tab.locator(".stale h1")).to_be_visible()
     expect(tab.get_by_role("region", name="Topics")).to_contain_text("jobs")
     away.clear()

@@ -24,8 +24,10 @@ from starlette.applications import Starlette  # noqa: E402
 from starlette.routing import Mount  # noqa: E402
 
 from idemgate import Gate, Trigger  # noqa: E402
+from idemgate.audit.running import verb_line  # noqa: E402
 from idemgate.core.activity import TopicTimes  # noqa: E402
 from idemgate.errors import InvalidArgument  # noqa: E402
+from idemgate.operate.acts import describe_act  # noqa: E402
 from idemgate.operate.arguments import parse_given, read_command  # noqa: E402
 from idemgate.operate.overview import overview  # noqa: E402
 from idemgate.operate.table import VERBS  # noqa: E402
@@ -214,6 +216,23 @@ def test_the_snapshot_shows_what_status_finds_and_the_verb_that_mends_it(
     assert redriven.json() == {"topic": "jobs", "redriven": 2}
     after = mine.ask("GET", "/api/snapshot").json()
     assert "dead-letters" not in {one["id"] for one in after["findings"]}
+
+
+ODD = ("-t", "a b", "o'brien", "größe", "$HOME", "--", "x\x1b[31m", "tab\tkey", "\u202e", "\U000e0001", "", "a=b")
+
+
+def test_the_page_shows_commands_as_findings_and_acts_show_them(page: Open) -> None:
+    bury = next(one for one in VERBS if one.title == "topic bury")
+    mine = page(Access("bob", "read"))
+    for key, group in zip(ODD, reversed(ODD), strict=True):
+        given = {"topic": "jobs", "key": key, "group": group}
+        shown = mine.ask("GET", "/api/command/topic/bury", params=given).json()
+        assert shown == verb_line("topic", "bury", "jobs", key, group=group) == f"idemgate {describe_act(bury, given)}"
+    # What is not complete is shown, too
+    assert mine.ask("GET", "/api/command/dead/redrive?all=true").json() == "idemgate dead redrive --all"
+    assert mine.ask("GET", "/api/command/dead/redrive?all=yes").status_code == 400
+    assert mine.ask("GET", "/api/command/dead/raise").status_code == 404
+    assert page(None).ask("GET", "/api/command/dead/redrive").status_code == 401
 
 
 @for_each("kind", CASES)

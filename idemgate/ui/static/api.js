@@ -43,12 +43,20 @@ export async function readSnapshot() {
 
 const pathOf = (verb) => `verb/${verb.noun}/${verb.name}`;
 
-export async function ask(verb, given) {
+function queryOf(given) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(given)) {
     for (const one of Array.isArray(value) ? value : [value]) query.append(name, one);
   }
-  const answer = await send(`${pathOf(verb)}?${query}`);
+  return query;
+}
+
+// The command of a verb with these arguments, as one types it.
+export const readCommand = async ({ noun, name }, given) =>
+  (await send(`command/${noun}/${name}?${queryOf(given)}`)).json();
+
+export async function ask(verb, given) {
+  const answer = await send(`${pathOf(verb)}?${queryOf(given)}`);
   return answer.headers.get("content-type").startsWith("application/x-ndjson") ? answer.blob() : answer.json();
 }
 

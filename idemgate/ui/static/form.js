@@ -1,14 +1,33 @@
 // The form of a verb: its arguments, what it would change, the reason, and the name to type before data is lost.
 
-import { act, ask } from "./api.js";
+import { act, ask, readCommand } from "./api.js";
 import { html, nothing } from "./vendor/lit-html.js";
 import { labelOf, plain, title } from "./text.js";
-import { answerOf, command } from "./view.js";
+import { answerOf } from "./view.js";
 
 const HINTS = { texts: ", one a line", json: ', such as {"n": 1}' };
 
 // The state of an open form. `given` are the arguments that were typed, by name.
-export const formOf = (verb, given) => ({ verb, given: { ...given }, why: "", confirm: "", busy: false, step: "fill" });
+export const formOf = (verb, given) => ({
+  verb,
+  given: { ...given },
+  command: "…",
+  why: "",
+  confirm: "",
+  busy: false,
+  step: "fill",
+});
+
+// Show the command of what was typed. It is never run. The content of a file is not sent for it.
+export async function writeCommand(app) {
+  const open = app.form;
+  const files = open.verb.parameters.filter((one) => one.kind === "lines" && open.given[one.name]);
+  const mine = (open.writing = { ...open.given, ...Object.fromEntries(files.map((one) => [one.name, "FILE"])) });
+  const line = await readCommand(open.verb, mine).catch(() => "…");
+  if (open.writing !== mine) return; // more was typed
+  open.command = line;
+  app.draw();
+}
 
 export function form(app) {
   const open = app.form;
@@ -29,7 +48,7 @@ export function form(app) {
             ? nothing
             : html`<fieldset ?disabled=${open.busy}>${verb.parameters.map((one) => field(app, one))}</fieldset>`
         }
-        <p>${command(verb, open.given)}</p>
+        <p><code class="command">${plain(open.command)}</code></p>
         ${open.problem ? html`<p class="problem" role="alert">${plain(open.problem)}</p>` : nothing}
         ${
           looked && !open.problem
@@ -101,6 +120,7 @@ function field(app, { name, about, kind, required, choice }) {
     else open.given[name] = value;
     open.step = "fill";
     app.draw();
+    writeCommand(app);
   };
   if (choice) {
     const others = open.verb.parameters.filter((one) => one.choice === choice && one.name !== name);

@@ -1,7 +1,7 @@
 // The page: the URL says which screen is shown, and every two seconds it is read and drawn again.
 
 import { Problem, readSnapshot, readVerbs, setToken } from "./api.js";
-import { form, formOf } from "./form.js";
+import { form, formOf, writeCommand } from "./form.js";
 import { html, nothing, render } from "./vendor/lit-html.js";
 import { SCREENS_BY_NAME, findings } from "./screens.js";
 import { plain, span, time } from "./text.js";
@@ -39,6 +39,7 @@ const app = {
     app.opener = document.activeElement;
     app.form = formOf(verb, given);
     app.draw();
+    writeCommand(app);
     document.getElementById("form").showModal();
   },
   close() {
@@ -213,7 +214,8 @@ function gone() {
       <ul class="findings">
         <li class="critical">
           <div>
-            <span class="severity">critical</span>${who} does not answer since ${since}: ${plain(app.problem.message)}.
+            <span class="severity critical">critical</span>
+            ${who} does not answer since ${since}: ${plain(app.problem.message)}.
           </div>
         </li>
       </ul>

@@ -29,46 +29,59 @@ const read = (app, name, given) => (app.verbs.get(name).allowed ? ask(app.verbs.
 export function findings(app, only = null) {
   const found = app.snapshot.findings.filter((one) => only === null || one.of === only);
   if (!found.length) return only === null ? html`<p class="fine">Nothing is wrong.</p>` : nothing;
-  const kinds = [...new Set(found.map((one) => one.id))].map((id) => found.filter((one) => one.id === id));
+  const boxes = [...groupBy(found, (one) => namesOf(one).join(" · ") || one.id)];
+  const kinds = groupBy(boxes, ([, [first]]) => first.id);
   const list = (some) =>
     html`<ul class="findings">
-      ${some.map((one) => finding(app, one))}
+      ${some.map(([, found]) => box(app, found))}
     </ul>`;
   return html`<section aria-label="What is wrong">
-    ${kinds.map((some) =>
+    ${[...kinds].map(([kind, some]) =>
       some.length <= SHOWN
         ? list(some)
         : html`${list(some.slice(0, SHOWN))}
             <details>
-              <summary>${count(some.length - SHOWN)} more of ${some[0].id}</summary>
+              <summary>${count(some.length - SHOWN)} more of ${kind}</summary>
               ${list(some.slice(SHOWN))}
             </details>`,
     )}
   </section>`;
 }
 
-function finding(app, one) {
-  const names = [...new Set([one.of, one.key, one.where])].filter(Boolean);
-  return html`
-    <li class=${one.severity}>
-      <div>
-        <span class="severity">${one.severity}</span>
-        ${names.length ? html`<strong>${names.map(plain).join(" · ")}</strong>: ` : nothing}${plain(one.what)}${
-          one.since ? html`, for ${span((nowOf(app.snapshot) - Date.parse(one.since)) / 1000)}` : nothing
-        }.
-        ${one.mend && !one.verb ? html`<code class="command">${plain(one.mend)}</code>` : nothing}
-        <details>
-          <summary>Why</summary>
-          <p>Likely cause: ${one.cause}.</p>
-          <p>What to do: ${one.advice}.</p>
-          ${one.mend && one.verb ? html`<code class="command">${plain(one.mend)}</code>` : nothing}
-          <p class="quiet">${one.id}, see ${one.link}</p>
-        </details>
-      </div>
-      ${mend(app, one)}
-    </li>
-  `;
+function groupBy(all, nameOf) {
+  const groups = new Map();
+  for (const one of all) groups.set(nameOf(one), [...(groups.get(nameOf(one)) ?? []), one]);
+  return groups;
 }
+
+const namesOf = (one) => [...new Set([one.of, one.key, one.where])].filter(Boolean).map(plain);
+
+// All that is wrong with one subject, the most severe first.
+const box = (app, found) => html`
+  <li class=${found[0].severity}>
+    ${found.map((one, n) => finding(app, one, n ? "" : namesOf(one).join(" · ")))}
+  </li>
+`;
+
+const finding = (app, one, names) => html`
+  <div class="finding">
+    <div>
+      <span class="severity ${one.severity}">${one.severity}</span>
+      ${names ? html`<strong>${names}</strong>: ` : nothing}${plain(one.what)}${
+        one.since ? html`, for ${span((nowOf(app.snapshot) - Date.parse(one.since)) / 1000)}` : nothing
+      }.
+      ${one.mend && !one.verb ? html`<code class="command">${plain(one.mend)}</code>` : nothing}
+      <details>
+        <summary>Why</summary>
+        <p>Likely cause: ${one.cause}.</p>
+        <p>What to do: ${one.advice}.</p>
+        ${one.mend && one.verb ? html`<code class="command">${plain(one.mend)}</code>` : nothing}
+        <p class="quiet">${one.id}, see ${one.link}</p>
+      </details>
+    </div>
+    ${mend(app, one)}
+  </div>
+`;
 
 // A verb that changes something is a button; one that reads is a link to its screen.
 const SCREENS = {
@@ -78,8 +91,8 @@ const SCREENS = {
   "key show": (given) => [["key"], { key: given.key, scope: given.scope }],
 };
 
-function mend(app, { id, verb }) {
-  if (!verb) return nothing;
+function mend(app, { id, verb, mend: line }) {
+  if (!verb) return line ? copying(line) : nothing;
   const screen = SCREENS[verb.title];
   if (screen) {
     return html`<span class="buttons">
@@ -91,6 +104,12 @@ function mend(app, { id, verb }) {
   const of = noun === "dead" ? "letters" : verb.arguments.key === undefined ? noun : "message";
   return button(app, verb.title, verb.arguments, name === "reset-version" ? null : `${labelOf(name)} ${of}`);
 }
+
+// A browser gives the clipboard only to a page of this machine, and to one by TLS.
+const copying = (line) =>
+  navigator.clipboard
+    ? html`<button title="Copy the command" @click=${() => navigator.clipboard.writeText(line)}>Copy</button>`
+    : nothing;
 
 // A server that evicts keys may have lost acts and histories: what is not shown may have happened.
 const lossOf = (app) =>
@@ -119,7 +138,7 @@ const now = {
         (row) => (row.dead ? html`<a href=${hashOf(["dead", row.topic])}>${count(row.dead)}</a>` : "0"),
         "number",
       ],
-      ["handler p50 · p99", (row) => quantiles(row.handling), "number"],
+      ["handler p50 · p99, last min", (row) => quantiles(row.handling), "number"],
       ["places", (row) => (row.places ? `${row.busy} of ${row.places}` : "–"), "number"],
       ["processes", (row) => versions(row.versions)],
     ];
@@ -206,11 +225,11 @@ const topic = {
           <dd>${rate(app.rates(name).in)} · ${rate(app.rates(name).out)}</dd>
         </div>
         <div>
-          <dt>handler p50 · p99</dt>
+          <dt>handler p50 · p99, last min</dt>
           <dd>${quantiles(row.handling)}</dd>
         </div>
         <div>
-          <dt>lateness p50 · p99</dt>
+          <dt>lateness p50 · p99, last min</dt>
           <dd>${quantiles(row.lateness)}</dd>
         </div>
         <div>
@@ -357,11 +376,7 @@ const dead = {
 
 function groupsOf(app, name, letters, window) {
   if (!letters.length) return html`<p>No letter of ${window} matches.</p>`;
-  const groups = new Map();
-  for (const one of letters) {
-    const kind = normalize(one.reason);
-    groups.set(kind, [...(groups.get(kind) ?? []), one]);
-  }
+  const groups = groupBy(letters, (one) => normalize(one.reason));
   const sorted = [...groups].sort(([, a], [, b]) => b.length - a.length);
   return html`
     <p>

@@ -57,25 +57,3 @@ export const normalize = (reason) =>
     .replace(/'[^']*'|"[^"]*"/g, "'…'")
     .replace(/\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\b0x[0-9a-f]+\b|\b(?=[a-f]*\d)[0-9a-f]{8,}\b/gi, "…")
     .replace(/\d+(\.\d+)?/g, "…");
-
-const quoted = (word) => (/^[\w.:/@%+=,-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
-
-// The command of a verb with these arguments, as one types it. It is shown, and never run.
-export function commandOf(verb, given) {
-  const placed = [];
-  const named = [];
-  for (const { name, kind, required } of verb.parameters) {
-    const value = given[name];
-    if (value === undefined || value === false || (Array.isArray(value) && !value.length)) continue;
-    if (required) placed.push(...(kind === "lines" ? ["FILE"] : [value].flat()).map(String));
-    else if (value === true) named.push(flag(name));
-    else if (isLikeOption(String(value))) named.push(quoted(`${flag(name)}=${value}`));
-    else named.push(`${flag(name)} ${quoted(String(value))}`);
-  }
-  const texts = placed.map(quoted);
-  const words = placed.some(isLikeOption) ? [...named, "--", ...texts] : [...texts, ...named];
-  return plain(["idemgate", verb.noun, verb.name, ...words].join(" "));
-}
-
-const isLikeOption = (word) => word.startsWith("-") && word !== "-";
-const flag = (name) => `--${name.replaceAll("_", "-")}`;

@@ -1,7 +1,7 @@
 // Parts that all screens use: tables, facts, buttons of verbs.
 
 import { html, nothing, svg } from "./vendor/lit-html.js";
-import { ago, commandOf, count, isTime, labelOf, plain, span, time, title } from "./text.js";
+import { ago, count, isTime, labelOf, plain, span, time, title } from "./text.js";
 
 const STORED = ["payload", "value", "checkpoint"]; // stored values of users
 const BUTTONS = html`<span class="hidden">commands</span>`; // the head of a column of buttons
@@ -139,5 +139,3 @@ export function sparkline(samples) {
     ${["in", "out"].map((name) => svg`<polyline class=${name} points=${line(name)} />`)}
   </svg>`;
 }
-
-export const command = (verb, given) => html`<code class="command">${commandOf(verb, given)}</code>`;
