@@ -53,6 +53,9 @@ class Recorder:
     def process(self, delivery: Any) -> Any:
         return self._begin("process", delivery.topic)
 
+    def consume(self, source: str) -> Any:
+        return self._begin("consume", source)
+
     def once(self, scope: str, key: Any) -> Any:
         return self._begin("once", scope)
 

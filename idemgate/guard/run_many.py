@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, TypeVar, cast
 
 from idemgate.core.backoff import to_async
@@ -50,7 +50,7 @@ from idemgate.guard.request import (
     build_request,
     lease_lost_error,
 )
-from idemgate.store.context import Context
+from idemgate.store.context import Context, Tracer
 
 __all__ = ["AloneRunner", "run_many", "run_many_async"]
 
@@ -149,6 +149,11 @@ class _MessageBatch(Generic[T, R]):
         """Set the verdict on a message that may not start."""
         self.verdicts[run.position] = judge(run.grant.request, (None, error, run.grant, None, False))
 
+    def choose_running(self) -> Callable[[_Run[T]], AbstractContextManager[None]]:
+        """Return `running`, or with a tracer `running_traced`."""
+        tracer = self.guard.context.tracer
+        return self.running if tracer is None else functools.partial(self.running_traced, tracer)
+
     @contextmanager
     def running(self, run: _Run[T]) -> Generator[None]:
         """Make `current()` work while a handler runs. End a run that has no lease."""
@@ -171,6 +176,21 @@ class _MessageBatch(Generic[T, R]):
             finally:
                 set_current(previous)
                 run.heartbeat.end_work()
+
+    @contextmanager
+    def running_traced(self, tracer: Tracer, run: _Run[T]) -> Generator[None]:
+        """Do the same in a step. It ends with the handler, so it does not know whether the claim was lost."""
+        request, error = run.grant.request, None
+        with tracer.once(request.options.scope, request.key) as step:
+            try:
+                with self.running(run):
+                    yield
+            except Exception as raised:  # noqa: BLE001 - raised again below
+                error = raised
+            value = None if error else self.results[run.position][0]
+            step.note(judge(request, (value, error, run.grant, None, True)))
+        if error is not None:
+            raise error
 
     def build_ends(self) -> tuple[list[tuple[_Run[T], Ending]], list[PerKeyCall[bool]]]:
         """Return the claims to end, in the order of the calls that end them. A message that did not run is released."""
@@ -245,7 +265,7 @@ def run_many(
 ) -> list[Verdict[R]]:
     """Run a batch; see `Guard.run_many`. `run` runs a message that is not part of it."""
     batch = _MessageBatch[T, R](guard, messages)
-    around = get_held()
+    around, running = get_held(), batch.choose_running()
     try:
         try:
             sent_at = monotonic()
@@ -262,7 +282,7 @@ def run_many(
                 batch.refuse(one, error)
                 continue
             try:
-                with batch.running(one):
+                with running(one):
                     batch.results[one.position] = call_blocking(work, (one.message,), {}), None
             except Exception as error:  # noqa: BLE001 - the verdict has it
                 batch.results[one.position] = None, error
@@ -297,6 +317,7 @@ async def run_many_async(
     """Run a batch; see `AioGuard.run_many`."""
     places = asyncio.Semaphore(check_int("concurrency", concurrency, 1))
     batch = _MessageBatch[T, R](guard, messages)
+    running = batch.choose_running()
     try:
         sent_at = monotonic()
         batch.apply_replies(await acquire_many_async(guard.context, [*batch.requests.values()]), sent_at)
@@ -309,7 +330,7 @@ async def run_many_async(
             if not await _may_start(batch, one):
                 return
             try:
-                with batch.running(one):
+                with running(one):
                     batch.results[one.position] = await call_async(work, (one.message,), {}), None
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()

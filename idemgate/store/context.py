@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
 from idemgate.core.activity import Activity
@@ -17,6 +17,7 @@ from idemgate.core.codec import Codec
 from idemgate.core.counters import Counters
 from idemgate.core.forks import lock_reset_at_fork, run_in_child
 from idemgate.core.scopes import DefaultScopes
+from idemgate.core.verdict import Verdict
 from idemgate.errors import NotConfigured
 from idemgate.store.durability import Durability
 from idemgate.store.heartbeat import HeartbeatThread
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_TRACE", "Bound", "Cache", "Context", "HasContext", "Observer", "Runner", "Runners", "Running", "Step",
-    "Tracer",
+    "Tracer", "trace", "trace_async",
 ]  # fmt: skip
 
 log: logging.Logger = logging.getLogger("idemgate.worker")
+T = TypeVar("T")
 
 MAX_TRACE = 600
 """The most bytes of a trace: a `traceparent` of 55 characters and a `tracestate` of 512 fit."""
@@ -167,7 +169,7 @@ class Step(Protocol):
 class Tracer(Protocol):
     """Observes the steps of a gate: set it as `gate.context.tracer`. Its methods must not raise.
 
-    A worker asks for it when it starts.
+    A worker and a subscriber ask for it when they start.
     """
 
     def trigger(self, topic: str, triggers: Sequence[Any], sends: bool = True) -> AbstractContextManager[Step]:
@@ -178,8 +180,12 @@ class Tracer(Protocol):
         """Begin the handler of a delivery. `delivery.traces` are those of its triggers."""
         ...
 
+    def consume(self, source: str) -> AbstractContextManager[Step]:
+        """Begin the callback of a subscriber for one message of its stream, list, channel or pattern."""
+        ...
+
     def once(self, scope: str, key: Any) -> AbstractContextManager[Step]:
-        """Begin a guarded call: before its claim."""
+        """Begin a guarded call: before its claim, or in a batch when its handler starts."""
         ...
 
     def run_trace(self) -> bytes:
@@ -194,6 +200,35 @@ class Tracer(Protocol):
         An outcome is "ok", "dead", "cancelled", "lost", or "unknown" after an error of the store.
         """
         ...
+
+
+Begin = Callable[[T], AbstractContextManager[Step]]
+
+
+def trace(run: Callable[[T], Verdict[Any]], begin: Begin[T]) -> Callable[[T], Verdict[Any]]:
+    """Return a function that runs in a step and notes its verdict."""
+
+    def run_traced(item: T) -> Verdict[Any]:
+        with begin(item) as step:
+            verdict = run(item)
+            step.note(verdict)
+            return verdict
+
+    return run_traced
+
+
+def trace_async(
+    run: Callable[[T], Awaitable[Verdict[Any]]], begin: Begin[T]
+) -> Callable[[T], Coroutine[Any, Any, Verdict[Any]]]:
+    """Return a coroutine function that runs in a step and notes its verdict."""
+
+    async def run_traced(item: T) -> Verdict[Any]:
+        with begin(item) as step:
+            verdict = await run(item)
+            step.note(verdict)
+            return verdict
+
+    return run_traced
 
 
 class Context:

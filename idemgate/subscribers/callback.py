@@ -13,6 +13,7 @@ from idemgate.core.thread_pool import ThreadPool
 from idemgate.core.validation import check_function, check_parameters, is_async
 from idemgate.core.verdict import Verdict, judge_error
 from idemgate.guard.decorator import build_judge, build_judge_async
+from idemgate.store.context import Context, trace, trace_async
 
 __all__ = ["Callback", "check_callback"]
 
@@ -36,9 +37,12 @@ class Callback(Generic[T]):
     It implements the `Jobs` of its thread pool. The subscriber bounds the number of calls.
     """
 
-    def __init__(self, func: Callable[[T], object]) -> None:
+    def __init__(self, func: Callable[[T], object], context: Context, source: str) -> None:
         self.is_async: bool = is_async(func)
-        self._judge: Callable[[T], Any] = build_judge_async(cast(Any, func)) if self.is_async else build_judge(func)
+        judge: Any = build_judge_async(cast(Any, func)) if self.is_async else build_judge(func)
+        if (tracer := context.tracer) is not None:
+            judge = (trace_async if self.is_async else trace)(judge, lambda _: tracer.consume(source))
+        self._judge: Callable[[T], Any] = judge
         self._jobs: deque[_Job] = deque()
         self._pool: ThreadPool[_Job, Verdict[Any] | None] | None = None
 

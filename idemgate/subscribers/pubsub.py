@@ -83,7 +83,7 @@ class Channel:
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
         """Run the subscriber; see `Subscriber.run`. The grace time also covers the backlog."""
-        callback = Callback(self.callback)
+        callback = Callback(self.callback, self._context, self.channel)
         executor = BoundedExecutor[PubSubMessage](lambda heard: self._handle(callback, heard), self.concurrency)
         subscription = self._context.aio_link.subscription()
         try:

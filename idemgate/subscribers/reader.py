@@ -79,12 +79,12 @@ class EntryReader(ABC, Generic[H]):
     """One run of a consumer. `_in_flight` holds the entries between the read and the acknowledgement."""
 
     def __init__(self, options: Registration, kind: str, facts: Mapping[str, object], stop: asyncio.Event) -> None:
-        """Build the run. `kind` is the prefix of its counters; `facts` are in its log records."""
+        """Build the run of `facts[kind]`. `kind` is the prefix of its counters; `facts` are in its log records."""
         self._options = options
         self._kind = kind
         self._facts = dict(facts)
         self._stop = stop
-        self._callback = Callback(options.callback)
+        self._callback = Callback(options.callback, options.context, str(facts[kind]))
         self._executor = BoundedExecutor[H](self._handle, options.concurrency)
         self._in_flight: dict[bytes, H] = {}
         self._cancelled: list[H] = []  # by the stop

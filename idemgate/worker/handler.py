@@ -11,7 +11,7 @@ from idemgate.core.validation import ENDED, refuse_unfinished
 from idemgate.core.verdict import HANDLED, Verdict, judge_error
 from idemgate.guard.current import Execution, check_step, set_current
 from idemgate.guard.decorator import build_judge, build_judge_async, is_guarded
-from idemgate.store.context import Context, Tracer
+from idemgate.store.context import Context, trace, trace_async
 from idemgate.topics.messages import Delivery
 
 __all__ = ["Handler", "build_run", "build_run_async"]
@@ -43,7 +43,7 @@ def build_run(handler: Handler, context: Context) -> Callable[[Delivery[Any]], V
                 execution.end()
         return HANDLED if value is None else Verdict("handled", value, ran=True)
 
-    return run if context.tracer is None else _trace(run, context.tracer)
+    return run if context.tracer is None else trace(run, context.tracer.process)
 
 
 def build_run_async(handler: Handler, context: Context) -> Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]:
@@ -73,29 +73,7 @@ def build_run_async(handler: Handler, context: Context) -> Callable[[Delivery[An
             if execution is not None:
                 execution.end()
 
-    return run if context.tracer is None else _trace_async(run, context.tracer)
-
-
-def _trace(run: Callable[[Delivery[Any]], Verdict[Any]], tracer: Tracer) -> Callable[[Delivery[Any]], Verdict[Any]]:
-    def run_traced(delivery: Delivery[Any]) -> Verdict[Any]:
-        with tracer.process(delivery) as step:
-            verdict = run(delivery)
-            step.note(verdict)
-            return verdict
-
-    return run_traced
-
-
-def _trace_async(
-    run: Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]], tracer: Tracer
-) -> Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]:
-    async def run_traced(delivery: Delivery[Any]) -> Verdict[Any]:
-        with tracer.process(delivery) as step:
-            verdict = await run(delivery)
-            step.note(verdict)
-            return verdict
-
-    return run_traced
+    return run if context.tracer is None else trace_async(run, context.tracer.process)
 
 
 class DeliveryExecution(Execution):

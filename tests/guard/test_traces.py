@@ -42,6 +42,24 @@ async def test_a_guard_traces_its_runs(face: Face, options: dict[str, Any]) -> N
     assert ([run.outcome, replay.outcome], replay.replayed) == (verdicts, run.trace)
 
 
+async def test_each_message_of_a_batch_that_runs_is_a_step(face: Face) -> None:
+    recorder, guard = record(face.gate), face.guard("orders", retention="1h")
+
+    def handle(message: int) -> int:
+        if message == 2:
+            raise ValueError(message)
+        return recorder.steps[-1].outcome or message * 2  # its step has no outcome yet
+
+    verdicts = await guard.run_many([("a", 1), ("b", 2), ("c", 3), ("a", 1)], handle)
+    assert [one.outcome for one in verdicts] == ["handled", "failed", "handled", "duplicate"]
+    steps = recorder.of("once")
+    # The copy is a call of its own, after the batch
+    assert [one.outcome.outcome for one in steps] == [one.outcome for one in verdicts]
+    assert [one.outcome.value for one in steps[:3]] == [2, None, 6]
+    assert [one.error for one in steps] == [None] * 4
+    assert {one.of for one in steps} == {"orders"}
+
+
 async def test_a_stored_failure_names_its_run(face: Face) -> None:
     recorder = record(face.gate)
 

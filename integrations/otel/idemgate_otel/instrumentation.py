@@ -49,7 +49,7 @@ def instrument(
     parent: bool = False,
     keys: bool = False,
 ) -> Instrumentation:
-    """Trace a gate: its triggers, the deliveries of its workers and its guarded calls. Call it before a worker starts.
+    """Trace a gate: triggers, deliveries, messages of subscribers, guarded calls. Call it before a worker starts.
 
     Args:
         gate: The gate. Its blocking and its async form share the instrumentation.
@@ -67,8 +67,8 @@ def instrument(
     """
     if gate.context.tracer is not None:
         raise InvalidArgument("gate", gate, "it has a tracer", "Instrument it once, or call uninstrument() first")
-    if any(runner.role == "worker" for runner in gate.context.runners.now()):
-        raise InvalidArgument("gate", gate, "a worker of it runs", "Instrument it before the worker starts")
+    if gate.context.runners.now():
+        raise InvalidArgument("gate", gate, "a worker or a subscriber of it runs", "Instrument it before that starts")
     gate.context.tracer = made = Instrumentation(gate.context, tracer_provider, meter_provider, parent, keys)
     return made
 
@@ -147,6 +147,13 @@ class Instrumentation:
         span = self._tracer.start_span(f"process {topic}", context, SpanKind.CONSUMER, attributes, _links(found))
         delivery.span = span.get_span_context()
         self._consumed.add(1, named)
+        return Step(span, self._handlers, named)
+
+    def consume(self, source: str) -> Step:
+        """Begin the callback of a subscriber; see `idemgate.types.Tracer`."""
+        named = _named("process", "process", source, system="redis")
+        self._consumed.add(1, named)
+        span = self._tracer.start_span(f"process {source}", contexts.Context(), SpanKind.CONSUMER, named)
         return Step(span, self._handlers, named)
 
     def once(self, scope: str, key: Any) -> Step:
@@ -246,9 +253,9 @@ class Step:
         self.span.set_status(Status(StatusCode.ERROR))
 
 
-def _named(kind: str, name: str, topic: str) -> Attributes:
+def _named(kind: str, name: str, topic: str, system: str = "idemgate") -> Attributes:
     return {
-        "messaging.system": "idemgate",
+        "messaging.system": system,
         "messaging.operation.type": kind,
         "messaging.operation.name": name,
         "messaging.destination.name": topic,

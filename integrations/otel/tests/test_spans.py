@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRat
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
 from idemgate import Bury, Gate, InvalidArgument, Trigger
+from idemgate.subscribers import PubSubMessage
 from idemgate.testing import Clock
 from tests.waiting import eventually
 
@@ -176,6 +177,43 @@ async def test_steps_inside_a_handler_are_its_children(face: Face, trace: Trace)
     await face.work(lambda: traced.spans("ack"))
     (process,), (inner,) = traced.spans("process"), traced.spans("trigger thumbs")
     assert (inner.parent.span_id, inner.context.trace_id) == (process.context.span_id, process.context.trace_id)
+
+
+async def test_messages_of_subscribers_have_spans(face: Face, trace: Trace) -> None:
+    traced, gate, inside = trace(), face.gate, list[str]()
+
+    def note(message: Any) -> None:
+        inside.append(f"{get_current_span().get_span_context().span_id:x}")
+        if isinstance(message, PubSubMessage):
+            raise ValueError("no")
+
+    async def note_async(message: Any) -> None:
+        note(message)
+
+    callback = note_async if face.awaiting else note
+    name = gate.namespace
+    gate.stream(f"{name}.stream", group="g")(callback)
+    gate.consume_list(f"{name}.list")(callback)
+    gate.subscribe(f"{name}.*", pattern=True)(callback)
+    async with gate.aio.subscribers():
+        for words in (("XADD", f"{name}.stream", "*", "f", "v"), ("RPUSH", f"{name}.list", "v")):
+            await asyncio.to_thread(gate.context.link.command, *words)
+        await asyncio.to_thread(gate.context.link.command, "PUBLISH", f"{name}.channel", "v")
+        await eventually(lambda: len(traced.spans("process")) == 3)
+        with pytest.raises(InvalidArgument, match="a worker or a subscriber"):
+            traced.instrumentation.uninstrument()
+            instrument(gate)
+    spans = {span.name.rpartition(".")[2]: span for span in traced.spans("process")}
+    assert sorted(spans) == ["*", "list", "stream"]
+    assert {f"{span.context.span_id:x}" for span in spans.values()} == {*inside}
+    assert spans["stream"].attributes == {
+        "messaging.system": "redis", "messaging.operation.type": "process", "messaging.operation.name": "process",
+        "messaging.destination.name": f"{name}.stream", "idemgate.outcome": "handled",
+    }  # fmt: skip
+    assert (spans["list"].kind, spans["list"].parent) == (SpanKind.CONSUMER, None)
+    assert spans["*"].attributes["error.type"] == "builtins.ValueError"
+    durations = traced.metrics()["messaging.process.duration"]
+    assert sum(one.count for one in durations) == 3
 
 
 async def test_a_letter_is_buried_and_redriven_with_its_link(face: Face, trace: Trace) -> None:
