@@ -187,7 +187,7 @@ def _guess_name(topic: TopicSeen, served: Sequence[TopicSeen]) -> str:
     names = get_close_matches(topic.name, [one.name for one in served], 1, cutoff=0.7) or unused
     if len(names) != 1:
         return ""
-    return f"; if its name is {names[0]!r} now: {verb_line('topic', 'transfer', topic.name, names[0])}"
+    return f" (if its name is {names[0]!r} now: {verb_line('topic', 'transfer', topic.name, names[0])})"
 
 
 def _judge_lateness(snapshot: Snapshot, topic: TopicSeen, serving: Sequence[Process]) -> Iterator[Finding]:

@@ -333,7 +333,7 @@ def test_a_topic_without_a_worker_is_looked_for_under_another_name(served: dict[
     workers = (process(topics=tuple(served)),)
     for there in (topic("mails", late=31), topic("mails", dead=1)):
         what = found(snapshot(there, *others, processes=workers)).what
-        hint = f"; if its name is {name!r} now: idemgate topic transfer mails {name}"
+        hint = f" (if its name is {name!r} now: idemgate topic transfer mails {name})"
         assert what.endswith(hint) if name else "if its name" not in what
 
 

@@ -599,6 +599,9 @@ def test_axe_finds_nothing(filled: Gate, url: str, namespace: str, scheme: str, 
         tab.wait_for_timeout(500)
         tab.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
         check(tab, path)
+        tab.set_viewport_size({"width": 390, "height": 844})  # of a telephone: tables scroll, the page does not
+        assert tab.evaluate("document.documentElement.scrollWidth") == 390, path
+        tab.set_viewport_size({"width": 1280, "height": 720})
     tab.get_by_role("button", name="Forget").first.click()
     check(tab, "a form")
     tab.locator("#form [name=key]").fill("done")

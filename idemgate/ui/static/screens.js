@@ -138,7 +138,7 @@ const now = {
         (row) => (row.dead ? html`<a href=${hashOf(["dead", row.topic])}>${count(row.dead)}</a>` : "0"),
         "number",
       ],
-      ["handler p50 · p99, last min", (row) => quantiles(row.handling), "number"],
+      ["handler p50 · p99, 1 min", (row) => quantiles(row.handling), "number"],
       ["places", (row) => (row.places ? `${row.busy} of ${row.places}` : "–"), "number"],
       ["processes", (row) => versions(row.versions)],
     ];
@@ -225,11 +225,11 @@ const topic = {
           <dd>${rate(app.rates(name).in)} · ${rate(app.rates(name).out)}</dd>
         </div>
         <div>
-          <dt>handler p50 · p99, last min</dt>
+          <dt>handler p50 · p99, 1 min</dt>
           <dd>${quantiles(row.handling)}</dd>
         </div>
         <div>
-          <dt>lateness p50 · p99, last min</dt>
+          <dt>lateness p50 · p99, 1 min</dt>
           <dd>${quantiles(row.lateness)}</dd>
         </div>
         <div>
@@ -460,6 +460,8 @@ function keyOf(app, facts) {
       ${timelineOf(facts)}`;
   }
   const { records, messages, dead_letters: letters, timeline, ...others } = facts;
+  // Where the process is known, the id of the owner says no more, and would push the buttons out of sight.
+  const guarded = records.map((row) => (row.process ? { ...row, owner: null } : row));
   const ofRecord = (row) => ({ key: facts.key, scope: row.scope });
   const ofMessage = (row) => ({ topic: row.topic, key: facts.key, ...(row.group && { group: row.group }) });
   const buttons = (noun, names, given) => [
@@ -471,7 +473,7 @@ function keyOf(app, facts) {
     ${
       records.length
         ? html`<h2>Guarded</h2>
-            ${rowsOf("Guarded", records, [buttons("key", (row) => KEY_VERBS[row.state] ?? ["forget"], ofRecord)])}`
+            ${rowsOf("Guarded", guarded, [buttons("key", (row) => KEY_VERBS[row.state] ?? ["forget"], ofRecord)])}`
         : nothing
     }
     ${
