@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from idemgate.audit.running import verb_line
 from idemgate.gate import Gate
@@ -92,14 +92,17 @@ class Verb:
         return next((one.name for one in reversed(self.parameters) if one.required and one.kind == "text"), None)
 
     def write_command(self, values: Mapping[str, Any]) -> str:
-        """Return the command line with these values by the name of the parameter, as a shell reads it."""
+        """Return the command line with these values by the name of the parameter, as a shell reads it.
+
+        Nothing is checked: what is missing is left out, and what is wrong is written as it is.
+        """
         placed, named = list[str](), dict[str, str | bool]()
         for parameter in self.parameters:
             value = values.get(parameter.name)
             if value is None or value is False or value == []:
                 continue
             if parameter.kind == "texts":
-                placed += value
+                placed += map(str, cast("Sequence[Any]", value) if isinstance(value, list) else [value])
             elif parameter.required:
                 placed.append(str(value))
             else:

@@ -69,7 +69,7 @@ def app(
     for verb in VERBS:
         name, methods = f"{verb.noun}/{verb.name}", ["POST" if verb.changes else "GET"]
         routes += [Route(f"/verb/{name}", api.endpoint(verb), methods=methods)]
-        routes += [Route(f"/command/{name}", api.command_endpoint(verb))]
+        routes += [Route(f"/command/{name}", api.command_endpoint(verb), methods=["POST"])]
     return Starlette(
         routes=[
             Mount("/api", routes=[Route("/verbs", api.list_verbs), Route("/snapshot", api.show_snapshot), *routes]),
@@ -124,7 +124,7 @@ class _Api:
 
         async def answer(request: Request) -> Response:
             await self._check(request)
-            return _json_answer(verb.write_command(_read_query(verb, request)))
+            return _json_answer(verb.write_command((await _read_body(request))["arguments"]))
 
         return answer
 

@@ -224,15 +224,23 @@ ODD = ("-t", "a b", "o'brien", "größe", "$HOME", "--", "x\x1b[31m", "tab\tkey"
 def test_the_page_shows_commands_as_findings_and_acts_show_them(page: Open) -> None:
     bury = next(one for one in VERBS if one.title == "topic bury")
     mine = page(Access("bob", "read"))
+
+    def ask(verb: str, given: Any, asked: Page = mine) -> Any:
+        return asked.ask("POST", f"/api/command/{verb}", json={"arguments": given}, headers=CSRF)
+
     for key, group in zip(ODD, reversed(ODD), strict=True):
         given = {"topic": "jobs", "key": key, "group": group}
-        shown = mine.ask("GET", "/api/command/topic/bury", params=given).json()
-        assert shown == verb_line("topic", "bury", "jobs", key, group=group) == f"idemgate {describe_act(bury, given)}"
-    # What is not complete is shown, too
-    assert mine.ask("GET", "/api/command/dead/redrive?all=true").json() == "idemgate dead redrive --all"
-    assert mine.ask("GET", "/api/command/dead/redrive?all=yes").status_code == 400
-    assert mine.ask("GET", "/api/command/dead/raise").status_code == 404
-    assert page(None).ask("GET", "/api/command/dead/redrive").status_code == 401
+        line = verb_line("topic", "bury", "jobs", key, group=group)
+        assert ask("topic/bury", given).json() == line == f"idemgate {describe_act(bury, given)}"
+    # What is not complete, or wrong, is shown, too
+    assert ask("dead/redrive", {"all": True, "ids": []}).json() == "idemgate dead redrive --all"
+    assert (
+        ask("dead/redrive", {"topic": None, "ids": ["-1", 2], "all": False}).json() == "idemgate dead redrive -- -1 2"
+    )
+    assert ask("dead/redrive", {"topic": 3, "ids": 4, "x": 5}).json() == "idemgate dead redrive 3 4"
+    assert ask("dead/redrive", []).status_code == 400
+    assert ask("dead/raise", {}).status_code == 404
+    assert ask("dead/redrive", {}, page(None)).status_code == 401
 
 
 @for_each("kind", CASES)

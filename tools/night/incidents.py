@@ -133,18 +133,20 @@ def forgotten_pause(live: Live, drawn: Random) -> Story:
 def renamed_handler(live: Live, drawn: Random) -> Story:
     """The producers still use the old name, or they use the new one and old messages are left."""
     topic = drawn.choice(TOPICS)
+    renamed = (f"idemgate topic transfer {topic} {topic}-v2",)
     if drawn.random() < 0.5:
         live.restart(WORKERS[0], renamed=topic)
         live.stop(WORKERS[1])
         live.start(WORKERS[1], renamed=topic)
-        yield Found("topic-unserved", topic, after=limit_of("topic-unserved"), also=DRAINING)
+        yield Found("topic-unserved", topic, says=renamed, after=limit_of("topic-unserved"), also=DRAINING)
         live.restart(*WORKERS)
         yield Gone("topic-unserved")
     else:
         with live.gate() as gate:
             gate.topic(topic).trigger("order-7", 1, delay="1h")
         live.restart(*PRODUCERS, *WORKERS, renamed=topic)
-        yield Found("topic-abandoned", topic, after=limit_of("topic-abandoned"), also=DRAINING, shows=("scheduled",))
+        after, shows = limit_of("topic-abandoned"), ("scheduled",)
+        yield Found("topic-abandoned", topic, says=renamed, after=after, also=DRAINING, shows=shows)
         live.run("topic", "transfer", topic, f"{topic}-v2")
         yield Gone("topic-abandoned")
 

@@ -43,24 +43,21 @@ export async function readSnapshot() {
 
 const pathOf = (verb) => `verb/${verb.noun}/${verb.name}`;
 
-function queryOf(given) {
+export async function ask(verb, given) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(given)) {
     for (const one of Array.isArray(value) ? value : [value]) query.append(name, one);
   }
-  return query;
-}
-
-// The command of a verb with these arguments, as one types it.
-export const readCommand = async ({ noun, name }, given) =>
-  (await send(`command/${noun}/${name}?${queryOf(given)}`)).json();
-
-export async function ask(verb, given) {
-  const answer = await send(`${pathOf(verb)}?${queryOf(given)}`);
+  const answer = await send(`${pathOf(verb)}?${query}`);
   return answer.headers.get("content-type").startsWith("application/x-ndjson") ? answer.blob() : answer.json();
 }
 
-export async function act(verb, body) {
+async function post(path, body) {
   const headers = { "content-type": "application/json", "x-idemgate": "1" };
-  return (await send(pathOf(verb), { method: "POST", headers, body: JSON.stringify(body) })).json();
+  return (await send(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
 }
+
+export const act = (verb, body) => post(pathOf(verb), body);
+
+// The command of a verb with these arguments, as one types it. Payloads are no part of a URL, which others may log.
+export const readCommand = ({ noun, name }, given) => post(`command/${noun}/${name}`, { arguments: given });
