@@ -26,7 +26,8 @@ def assert_ran_once(gate: Gate, key: Key, *, scope: str = "claim") -> None:
     if record.state == "done" and record.attempts <= 1:
         return
     if record.state == "absent":
-        problem = "was never run"
+        others = ", ".join(map(repr, record.other_scopes))
+        problem = f"was never run; it has a record in {others}: pass scope=" if others else "was never run"
     elif record.state != "done":
         problem = f"is not done but {record.state}"
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from idemgate.errors import InvalidArgument
@@ -28,11 +29,10 @@ def drain(gate: Gate, *, limit: int = LIMIT) -> Drained:
     Raises:
         InvalidArgument: An event loop runs in this thread.
     """
-    try:
+    with suppress(RuntimeError):  # and it is over before a handler runs, whose error would have it as its context
         asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(_drain(gate, limit))
-    raise InvalidArgument("drain", gate, "called in a running event loop", "Use `await gate.aio.drain()`")
+        raise InvalidArgument("drain", gate, "called in a running event loop", "Use `await gate.aio.drain()`")
+    return asyncio.run(_drain(gate, limit))
 
 
 async def _drain(gate: Gate, limit: int) -> Drained:

@@ -132,6 +132,18 @@ async def test_failures_are_retried_after_their_backoff_and_end_as_dead_letters(
     assert len(await images.aio.dead.list()) == len(await jobs.aio.dead.list()) == 1
 
 
+async def test_the_error_of_an_async_handler_has_no_error_of_the_drain_as_its_context(gate: Gate) -> None:
+    images = gate.topic("images")
+
+    @images.handler
+    async def render(_: object) -> None:
+        raise ValueError("no")
+
+    await images.aio.trigger("a")
+    [error] = (await asyncio.to_thread(drain, gate)).errors
+    assert error.__context__ is None
+
+
 async def test_a_retry_without_delay_runs_in_the_same_drain(gate: Gate, run: Run, handled: Handled) -> None:
     def work(delivery: Delivery[Any]) -> None:
         if delivery.attempt < 3:
