@@ -42,7 +42,7 @@ from idemgate.guard.claim_calls import Record
 from idemgate.guard.context import build_guard_context
 from idemgate.guard.decorator import OnceFunction, decorate
 from idemgate.guard.guard import Guard
-from idemgate.guard.manage import cancel, forget, inspect, mark_call, mark_calls, resolve
+from idemgate.guard.manage import cancel, forget, inspect, join_marks, mark_call, mark_calls, resolve
 from idemgate.guard.options import ClaimOptions, GuardOptions, NoSkipOptions, check_choice, once_options, split_bare
 from idemgate.history.trace import EventTraces, trace_event
 from idemgate.presence.presence import make_observer
@@ -457,7 +457,7 @@ class Gate:
         """Claim many keys together and return their claims in order.
 
         One round trip, or one to each node of a cluster in parallel; more where the stored data is large. Each claim
-        is atomic, the batch is not. One script call claims 100 keys. Of equal keys the first is granted; the others
+        is atomic, the batch is not. A script call claims up to 100 keys. Of equal keys the first is granted; the others
         are "in_progress" until it ends. Use it in a `with` block, in which a heartbeat renews the claims; see
         `ClaimBatch`. End them with `complete_many` or one by one.
 
@@ -519,10 +519,14 @@ class Gate:
     def first_many(self, keys: Iterable[Key], retention: Duration, *, scope: str = "first") -> list[bool]:
         """Mark many keys together and return the replies in order; see `first`.
 
-        One script call marks 100 keys and is atomic; on a cluster each key is. Of equal keys only the first one can
-        be first.
+        Each mark is atomic, the batch is not. Of equal keys only the first one can be first.
+
+        Raises:
+            UnexpectedData: a key holds other data. Other keys may be marked.
+            StoreError: the store did not answer. Another call may then return False for keys that were marked.
         """
-        return self.context.link.run_all(mark_calls(self.context, keys, retention, scope))
+        records, calls = mark_calls(self.context, keys, retention, scope)
+        return join_marks(records, self.context.link.run_each(calls))
 
     def dedup(self, scope: str, retention: Duration) -> Dedup:
         """Return the compact set of ids of a scope; see `Dedup`. Sends nothing to the store.

@@ -12,7 +12,7 @@ from idemgate.dedup.dedup import AioDedup, Dedup
 from idemgate.guard.batch import AioClaimBatch, build_completions, build_releases, record_ends, run_ends_async
 from idemgate.guard.claim import AioClaim, BaseClaim, claim_request, claim_requests
 from idemgate.guard.claim_calls import Record
-from idemgate.guard.manage import cancel, forget, inspect, mark_call, mark_calls, resolve
+from idemgate.guard.manage import cancel, forget, inspect, join_marks, mark_call, mark_calls, resolve
 from idemgate.guard.options import ClaimOptions
 from idemgate.history.trace import EventTraces, trace_event
 from idemgate.store.context import Context
@@ -75,7 +75,8 @@ class AioGate:
 
     async def first_many(self, keys: Iterable[Key], retention: Duration, *, scope: str = "first") -> list[bool]:
         """Mark many keys; see `Gate.first_many`."""
-        return await self.context.aio_link.run_all(mark_calls(self.context, keys, retention, scope))
+        records, calls = mark_calls(self.context, keys, retention, scope)
+        return join_marks(records, await self.context.aio_link.run_each(calls))
 
     def dedup(self, scope: str, retention: Duration) -> AioDedup:
         """Return the compact set of ids of a scope; see `Gate.dedup`."""

@@ -96,6 +96,9 @@ FAULTS = {
     ),
     "what a plain command completed is free": Fault("plain-done", "1, 0, expires, => 1, 0, 0,"),
     "what a plain command completed has no token": Fault("plain-done", "fence, 1 => 0, 1"),
+    "a plain mark belongs to all": Fault("plain-mark", '"n", owner => "n", ""'),
+    "a plain mark has no token": Fault("plain-mark", "begun * 1000 => 0"),
+    "what a plain mark says is free": Fault("plain-mark", "1, 0, expires => 1, 0, 0"),
     # of a heartbeat and a checkpoint
     "a former owner beats": Fault("renew-owner", "r.owner ~= id => false"),
     "a heartbeat revives what has ended": Fault("renew-owner", "or => and false or"),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, count
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from idemgate.core.clock import Clock
 from idemgate.core.codec.decoding import DECODE_ERRORS, decode_error
@@ -176,10 +176,11 @@ class PerKeyCall(Call[Any], Generic[T]):
 
     The answer for a key is what `read` returns for its reply, or the StoreError about its data. The first `common`
     arguments belong to all keys. The others belong to one key each, the same number for every key. A script may leave
-    the last keys to another call.
+    the last keys to another call. `plain_terms` is what the plain commands of its keys share. None: there are none.
     """
 
     __slots__ = ("common",)
+    plain_terms: Any = None
 
     def __init__(
         self, script: Script, keys: tuple[bytes, ...], args: Sequence[Arg], read: Callable[[Any], T], common: int
@@ -204,6 +205,17 @@ class PerKeyCall(Call[Any], Generic[T]):
             return answers
         raise Incomplete(Batch(rest, lambda parts: [*answers, *chain.from_iterable(parts)]))
 
+    def frame_plain(self) -> bytes:
+        """Return the plain commands of all keys: one for each, or two with `pair`."""
+        return b""
+
+    def read_plain(self, replies: Sequence[Any], asked: float) -> tuple[list[T | None], list[Call[Any]]]:
+        """Return the answer for each key in the replies to `frame_plain`, and calls to send before the script.
+
+        None stands for an answer that the script must give. `asked` as for `answer_plain`.
+        """
+        raise NotImplementedError
+
     def _answer_of(self, key: bytes, reply: Any) -> T | StoreError:
         try:
             if reply[0] != b"foreign":
@@ -218,9 +230,14 @@ class PerKeyCall(Call[Any], Generic[T]):
             return []
         if done == 0:
             raise ValueError("the reply covers no key")
+        return [self.only(range(done, len(self.keys)))]
+
+    def only(self, places: Sequence[int]) -> Self:
+        """Return the call of the keys at these places, by its script."""
         per_key = (len(self.args) - self.common) // len(self.keys)
-        args = [*self.args[: self.common], *self.args[self.common + done * per_key :]]
-        return [PerKeyCall(self.script, self.keys[done:], args, self.read, self.common)]
+        starts = [self.common + place * per_key for place in places]
+        args = [*self.args[: self.common], *(word for start in starts for word in self.args[start : start + per_key])]
+        return type(self)(self.script, tuple([self.keys[place] for place in places]), args, self.read, self.common)
 
 
 def call(name: str, keys: tuple[bytes, ...], args: Sequence[Arg], read: Callable[[Reply], T]) -> Call[T]:

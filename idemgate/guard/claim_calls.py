@@ -6,15 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import chain
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from idemgate.core import keys
 from idemgate.core.calls import (
-    MAX_ENTRIES,
     Arg,
-    Batch,
     Call,
     PerKeyCall,
     Redirect,
@@ -30,13 +27,14 @@ from idemgate.core.calls import (
 )
 from idemgate.core.clock import Clock, monotonic
 from idemgate.core.codec import Codec
+from idemgate.errors import StoreError
 from idemgate.lua import Script, script
 from idemgate.store.context import Context
 
 if TYPE_CHECKING:
     from idemgate.guard.options import OnceOptions
 
-__all__ = ["ClaimReply", "Claims", "Completion", "Record", "Renewal", "ReplyState", "register_retention"]
+__all__ = ["ClaimReply", "Claims", "Completion", "MarkMany", "Record", "Renewal", "ReplyState", "register_retention"]
 
 T = TypeVar("T")
 Completion = tuple[bytes, bytes, int, int, bytes]
@@ -249,11 +247,15 @@ def _decode_decision(reply: list[Any]) -> tuple[str, int]:
 
 
 def _build_each(
-    name: str, common: tuple[Arg, ...], part: Sequence[tuple[Any, ...]], one: Callable[[Any], T]
+    name: str,
+    common: tuple[Arg, ...],
+    part: Sequence[tuple[Any, ...]],
+    one: Callable[[Any], T],
+    kind: type[PerKeyCall[T]] = PerKeyCall,
 ) -> PerKeyCall[T]:
     """Build one call for many records: their keys, the common arguments, then the arguments of each record."""
     args = [word for _, *own in part for word in own]
-    return PerKeyCall(script(name), tuple([key for key, *_ in part]), [*common, *args], one, len(common))
+    return kind(script(name), tuple([key for key, *_ in part]), [*common, *args], one, len(common))
 
 
 def _no_size(_: object) -> int:
@@ -333,7 +335,7 @@ class PlainClaim(Call[ClaimReply]):
         """Return the plain commands. Servers without them never ask for these."""
         start, head, rest, _, _, _ = self.terms
         name = self.keys[0]
-        size = _SIZES[len(name)] if len(name) < 512 else b"$%d\r\n" % len(name)
+        size = _size_of(name)
         return b"".join((start, size, name, head, self.owner, rest, size, name, b"\r\n"))
 
     plain: bytes = property(_frame_plain)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
@@ -379,6 +381,81 @@ class PlainClaim(Call[ClaimReply]):
         return None
 
 
+class PlainMark(Call[bool]):
+    """A mark that may be sent as SET NX GET. Its answer is whether it was the first one."""
+
+    __slots__ = ()
+
+    def _frame_plain(self) -> bytes:
+        """Return the plain command. A test clock needs the script."""
+        stamped, owner, retention, _ = self.args
+        return b"" if stamped else _frame_marks(retention, owner, self.keys)
+
+    plain: bytes = property(_frame_plain)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+
+    def answer_plain(self, reply: Any, asked: float) -> bool | None:  # noqa: ARG002 - no time matters here
+        """Return the answer for an absent key, and for one that another caller has marked or completed."""
+        return True if reply is None else _is_known(reply, self.args[1])
+
+
+def _frame_marks(retention: Any, owner: Any, names: Sequence[bytes]) -> bytes:
+    start, head, rest = _mark_terms(retention)
+    rest = b"".join((head, owner, rest))
+    return b"".join([part for name in names for part in (start, _size_of(name), name, rest)])
+
+
+def _is_known(reply: Any, owner: Any) -> bool | None:
+    """Return False for the record of a key that another caller has marked or completed. None: the script knows."""
+    if type(reply) is not bytes or not reply or owner in reply:
+        return None
+    code = reply[0]
+    known = len(reply) >= _DONE_SIZES[code - 245] if code >= 245 else code == _PLAIN and len(reply) == _MARK_SIZE
+    return False if known else None
+
+
+class MarkMany(PerKeyCall[bool]):
+    """A call of `guard/mark_many`, whose reply holds a word for each key, or one error about them."""
+
+    def frame_plain(self) -> bytes:
+        return _frame_marks(self.plain_terms, self.args[1], self.keys)
+
+    def read_plain(
+        self,
+        replies: Sequence[Any],
+        asked: float,  # noqa: ARG002 - no time matters here
+    ) -> tuple[list[bool | None], list[Call[Any]]]:
+        owner = self.args[1]
+        return [True if old is None else _is_known(old, owner) for old in replies], []
+
+    def answer(self, reply: Any) -> list[bool | StoreError]:
+        """Return whether each mark was the first one.
+
+        Raises:
+            UnexpectedData: a key holds data that idemgate did not write. No key was marked.
+            DecodeError: the reply has an unknown form.
+        """
+        answers: list[bool | StoreError] = super(PerKeyCall, self).answer(reply)
+        return answers
+
+
+class ClaimMany(PerKeyCall[ClaimReply]):
+    """A call of `guard/claim` for many keys."""
+
+    pair = True
+    _singles: Sequence[PlainClaim] = ()
+
+    def frame_plain(self) -> bytes:
+        owned: Any = zip(self.keys, self.args[self.common :], strict=True)
+        self._singles = [PlainClaim((key,), owner, self.plain_terms, 0) for key, owner in owned]
+        return b"".join([one.plain for one in self._singles])
+
+    def read_plain(self, replies: Sequence[Any], asked: float) -> tuple[list[ClaimReply | None], list[Call[Any]]]:
+        pairs = list(zip(self._singles, zip(replies[::2], replies[1::2], strict=True), strict=True))
+        refused = [one for one, (_, second) in pairs if isinstance(second, Exception)]
+        undo = [Call(one.script, one.keys, one.args, one.read, None, one.undo_plain) for one in refused]
+        return [one.answer_plain(pair, asked) for one, pair in pairs], list[Call[Any]](undo)
+
+
 class PlainCompletion(Call[bool]):
     """A completion that may be sent as SET IFEQ: the record must still be that of the claim.
 
@@ -401,6 +478,10 @@ _DONE_KINDS = {
 }  # fmt: skip
 """The kind of a done key without a fingerprint and where its result starts, by the record's first byte
 (`guard/scripts/lib`)."""
+_DONE_SIZES = 10, 10, 10, 12, 28, 12, 28, 12, 28, 28, 44
+"""The shortest records of done keys, by their first byte from 245 on."""
+_PLAIN, _MARK_SIZE = 192, 23
+"""The first byte of the record of a plain claim or mark, and the size of that of a mark."""
 _TOKEN, _TOKEN_BITS = Struct(">Q"), 2**56 - 1
 """The first byte of these records, then the fencing token."""
 PAIR_SECONDS = 1.0
@@ -417,6 +498,23 @@ _SIZES = tuple(b"$%d\r\n" % size for size in range(512))
 """The sizes of words. One look costs a tenth of formatting a number, and joining half of formatting a request."""
 
 
+def _size_of(name: bytes) -> bytes:
+    return _SIZES[len(name)] if len(name) < 512 else b"$%d\r\n" % len(name)
+
+
+def _set_new(record: bytes, lifetime: int) -> tuple[bytes, bytes, bytes]:
+    """Return the parts around the key and the owner of a command that stores a record unless there is one."""
+    words = b"NX", b"GET", b"PX", b"%d" % lifetime
+    head = b"\r\n$%d\r\n" % (len(record) + _OWNER) + record
+    return b"*7\r\n" + bulk(b"SET"), head, b"\r\n" + b"".join(map(bulk, words))
+
+
+@lru_cache(1024)
+def _mark_terms(retention: int) -> tuple[bytes, bytes, bytes]:
+    """Return what plain marks with this retention share."""
+    return _set_new(b"\xc0" + retention.to_bytes(6), retention)
+
+
 @lru_cache(1024)
 def _plain_terms(lease: int, keep: int, max_attempts: int, hold: bool) -> PlainTerms | None:
     """Return what plain claims with these options share.
@@ -427,10 +525,8 @@ def _plain_terms(lease: int, keep: int, max_attempts: int, hold: bool) -> PlainT
         return None
     lifetime = TEN_YEARS if hold else lease + keep
     record = b"\xc0" + bytes((hold,)) + lease.to_bytes(6) + lifetime.to_bytes(6)
-    rest = (
-        b"\r\n" + bulk(b"NX") + bulk(b"GET") + bulk(b"PX") + bulk(b"%d" % lifetime) + b"*2\r\n" + bulk(b"PEXPIRETIME")
-    )
-    start, head = b"*7\r\n" + bulk(b"SET"), b"\r\n$%d\r\n" % (len(record) + _OWNER) + record
+    start, head, rest = _set_new(record, lifetime)
+    rest += b"*2\r\n" + bulk(b"PEXPIRETIME")
     return PlainTerms(start, head, rest, record, lifetime, (lease, keep, max_attempts, hold))
 
 
@@ -511,9 +607,11 @@ class Claims:
         """Build the claims of many records without fingerprints, with at most `most` records in a call."""
         stays, terms, _ = _claim_terms(script("guard/claim"), lease, keep, max_attempts, hold, wait)
         common = (stamp(self.clock), b"", stays, terms)
-        return [
-            _build_each("guard/claim", common, part, _decode_claim) for part in split_batches(owned, _no_size, most)
-        ]
+        parts = split_batches(owned, _no_size, most)
+        calls = [_build_each("guard/claim", common, part, _decode_claim, ClaimMany) for part in parts]
+        for made in calls:
+            made.plain_terms = _plain_terms(lease, keep, max_attempts, hold) if self.plain else None
+        return calls
 
     def mark(
         self, record: tuple[bytes, ...], owner: bytes, retention: int, fingerprint: bytes = b""
@@ -523,34 +621,18 @@ class Claims:
 
     def first(self, record: tuple[bytes, ...], retention: int) -> Call[bool]:
         """Build a mark whose reply is only whether it was the first."""
-        return call("guard/mark", record, (stamp(self.clock), new_id(), retention, b""), _is_started)
+        return PlainMark(script("guard/mark"), record, (stamp(self.clock), new_id(), retention, b""), _is_started)
 
-    def mark_many(self, records: Sequence[tuple[bytes, ...]], retention: int) -> Batch[list[bool]]:
-        """Build the marks of many records, 100 in a script call. Not for a cluster.
-
-        Of equal records only the first one can be first.
-        """
-        indexes: dict[bytes, int] = {}
-        for index, (record,) in enumerate(records):
-            indexes.setdefault(record, index)
-        different = list(indexes)
-
-        def join(answers: list[list[bool]]) -> list[bool]:
-            firsts = [False] * len(records)
-            for index, first in zip(indexes.values(), chain.from_iterable(answers), strict=True):
-                firsts[index] = first
-            return firsts
-
+    def mark_many(self, records: tuple[bytes, ...], retention: int, most: int) -> list[MarkMany]:
+        """Build the marks of many different records, with at most `most` records in a call."""
+        name, time, read = script("guard/mark_many"), stamp(self.clock), cast("Any", _decode_marks)
         calls = [
-            call(
-                "guard/mark_many",
-                tuple(different[i : i + MAX_ENTRIES]),
-                (stamp(self.clock), new_id(), retention),
-                _decode_marks,
-            )
-            for i in range(0, len(different), MAX_ENTRIES)
+            MarkMany(name, records[start : start + most], (time, new_id(), retention), read, 3)
+            for start in range(0, len(records), most)
         ]
-        return Batch(calls, join)
+        for made in calls:
+            made.plain_terms = retention if self.clock is None else None
+        return calls
 
     def complete(
         self,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
-from idemgate.core.calls import Batch, Call, Plan, new_id, run_call, run_calls
+from idemgate.core.calls import Call, Plan, new_id, run_call, run_calls
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, text_of
 from idemgate.core.validation import check_iterable
-from idemgate.errors import AlreadyInProgress, InvalidArgument
-from idemgate.guard.claim_calls import LOOK_SECONDS, Claims, Record, register_retention
+from idemgate.errors import AlreadyInProgress, InvalidArgument, StoreError
+from idemgate.guard.claim_calls import LOOK_SECONDS, Claims, MarkMany, Record, register_retention
 from idemgate.guard.heartbeat import note
 from idemgate.store.context import Context
 
-__all__ = ["cancel", "forget", "inspect", "mark_call", "mark_calls", "resolve"]
+__all__ = ["cancel", "forget", "inspect", "join_marks", "mark_call", "mark_calls", "resolve"]
 
 DecisionReply = tuple[str, int]
 """A status word, and the ms that are left of a live owner's lease."""
@@ -100,14 +101,25 @@ def mark_call(context: Context, key: Key, retention: Duration, scope: str) -> Ca
     return claims.first(claims.key(scope, key), milliseconds(retention, "retention"))
 
 
-def mark_calls(context: Context, keys: Iterable[Key], retention: Duration, scope: str) -> Batch[list[bool]]:
-    """Build the calls that mark many keys: 100 in one script call, or one each on a cluster."""
+def mark_calls(
+    context: Context, keys: Iterable[Key], retention: Duration, scope: str
+) -> tuple[list[bytes], Sequence[MarkMany]]:
+    """Return the records of keys, and the calls that mark them: 100 in a call, or one each on a cluster."""
     claims = Claims(context.namespace, context.clock)
     span = milliseconds(retention, "retention")
-    records = [claims.key(scope, key) for key in check_iterable(keys, "keys", "Pass a list of keys")]
-    if context.batch_size == 1:
-        return Batch([claims.first(record, span) for record in records], list)
-    return claims.mark_many(records, span)
+    records = [claims.key(scope, key)[0] for key in check_iterable(keys, "keys", "Pass a list of keys")]
+    return records, claims.mark_many(tuple(dict.fromkeys(records)), span, context.batch_size)
+
+
+def join_marks(records: list[bytes], outcomes: Sequence[bool | StoreError]) -> list[bool]:
+    """Return which marks were the first ones: of equal records only the first can be. Raise the first StoreError."""
+    if {*map(type, outcomes)} - {bool}:
+        raise next(outcome for outcome in outcomes if isinstance(outcome, StoreError))
+    firsts = cast("Sequence[bool]", outcomes)
+    if len(firsts) == len(records):
+        return [*firsts]
+    found = dict(zip(dict.fromkeys(records), firsts, strict=True))
+    return [found.pop(record, False) for record in records]
 
 
 def inspect(context: Context, key: Key, scope: str) -> Plan[Record]:

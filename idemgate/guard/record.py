@@ -14,6 +14,7 @@ _LONG = struct.Struct(">xc 7s6s6s I I 6s B")
 _SHORT = 12
 """The size in bytes of the short form before a token, a fingerprint and the result."""
 _PLAIN_CLAIM = struct.Struct(">xx6s6s16s")
+_PLAIN_MARK = struct.Struct(">x6s16s")
 _PLAIN_DONE = 10
 """The size in bytes of a completion by a plain command before its result."""
 _NAMES = {b"p": "in progress", b"r": "released", b"v": "done", b"n": "done", b"e": "failed"}
@@ -52,11 +53,14 @@ def decode_record(packed: bytes, expires: int = 0) -> StoredRecord:
 
 def _plain(packed: bytes, code: int, expires: int) -> StoredRecord:
     """Decode a record of plain commands (`scripts/lib/plain_record.lua`)."""
-    if len(packed) < _PLAIN_DONE if code != 192 else len(packed) != _PLAIN_CLAIM.size:
+    if len(packed) < _PLAIN_DONE if code != 192 else len(packed) not in (_PLAIN_CLAIM.size, _PLAIN_MARK.size):
         raise ValueError("truncated fields")
     if code != 192:
         kind = b"vne"[code - 245 : code - 244]
         return StoredRecord(_NAMES[kind], kind, packed[_PLAIN_DONE:], int.from_bytes(packed[1:8]), expires)
+    if len(packed) == _PLAIN_MARK.size:
+        lifetime = int.from_bytes(packed[1:7])
+        return StoredRecord(_NAMES[b"n"], b"n", b"", max(expires - lifetime, 0) * 1000, expires)
     lease, lifetime, _ = map(int.from_bytes, _PLAIN_CLAIM.unpack(packed))
     begun = expires - lifetime
     return StoredRecord("in progress", b"", b"", max(begun, 0) * 1000, begun + lease)

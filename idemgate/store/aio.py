@@ -20,6 +20,7 @@ from idemgate.store.cluster.aio import AsyncCluster
 from idemgate.store.connection_aio import AsyncConnection, SingleServer, raise_if_error
 from idemgate.store.durability import Durability
 from idemgate.store.endpoint import Endpoint
+from idemgate.store.plain import has_errors, join_plain
 from idemgate.store.pubsub import Losses, Subscription
 from idemgate.store.replication import DurabilityCheck, make_durability_check
 from idemgate.store.resp import encode_call, key_of, pack_command
@@ -28,6 +29,7 @@ from idemgate.store.retry import (
     RetryBudget,
     Send,
     SendAll,
+    SendPlain,
     Steps,
     resolve_reply,
     retry_call,
@@ -270,7 +272,7 @@ class AsyncLink:
             else:
                 connection.submit(plain, pending.on_plain_reply)
         else:
-            if connection.takes_plain is None and call.pair:
+            if connection.takes_plain is None and call.plain:
                 connection.learn_plain(call.keys[0])
             connection.submit(call.framed or encode_call(call), pending.on_reply)
         return pending
@@ -290,10 +292,12 @@ class AsyncLink:
         """Take the steps to an answer and return it."""
         return await run_plan_async(steps, self._take_step)
 
-    async def _take_step(self, step: Send | SendAll) -> Any:
+    async def _take_step(self, step: Send | SendAll | SendPlain) -> Any:
         try:
             if isinstance(step, Send):
                 return await self._send(step.call, step.budget)
+            if isinstance(step, SendPlain):
+                return await self._send_plain(step.calls, step.budget.attempt)
             return await self._pipeline(step.calls, step.budget.attempt)
         except FAILURES as error:
             return error
@@ -395,6 +399,25 @@ class AsyncLink:
         if check is not None and any(map(check.applies_to, calls)):
             return await self._server.execute_durably(check, requests)
         return await self._state.store.execute_all([call.keys[0] for call in calls], requests, attempt)
+
+    async def _send_plain(self, calls: Sequence[PerKeyCall[Any]], attempt: float | None) -> list[Any] | None:
+        key, store = calls[0].keys[0], self._state.store
+        if self._durability_check is not None or not isinstance(store, SingleServer):
+            return None
+        if (connection := store.ready_connection(key)) is None:
+            return None
+        if not connection.takes_plain:
+            if connection.takes_plain is None:
+                connection.learn_plain(key)
+            return None
+        request, number = join_plain(calls)
+        replies = await connection.send_many(request, number, attempt)
+        if has_errors(replies):
+            connection.takes_plain = None
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    store.report_error(connection, reply)
+        return replies
 
     def _drop_closed_loops(self) -> None:
         """Drop the state of event loops that ended without `close`.

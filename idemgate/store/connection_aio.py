@@ -103,23 +103,35 @@ class AsyncConnection(asyncio.Protocol):
                 self.abort()
             raise rx.TimeoutError("Timeout reading from the server") from error
 
-    def submit(self, request: bytes, on_reply: ReplyCallback, on_second: ReplyCallback | None = None) -> None:
-        """Queue a request. It is written at the end of this tick. `on_reply` receives its reply or the error.
+    def send_many(self, request: bytes, number: int, seconds: float | None) -> Awaitable[list[Any]]:
+        """Send a request of so many commands and return their replies. Errors of the server are values among them.
 
-        `on_second` receives the second reply to a request that is two commands.
+        Awaiting them raises redis-py's ConnectionError if the connection was lost. `seconds` as for `send_within`.
+        """
+        future, replies = self._loop.create_future(), list[Any]()
+
+        def end(reply: Any) -> None:
+            replies.append(reply)
+            _resolve_future(future, reply if isinstance(reply, rx.ConnectionError | rx.TimeoutError) else replies)
+
+        self.submit(request, *[replies.append] * (number - 1), end)
+        return future if seconds is None else self._await_within(future, seconds)
+
+    def submit(self, request: bytes, *on_replies: ReplyCallback) -> None:
+        """Queue a request. It is written at the end of this tick. A callback receives the reply or the error.
+
+        A request that is several commands has a callback for each of them.
         """
         if self.closed:
-            on_reply(error := rx.ConnectionError("the connection was lost before the request was sent"))
-            if on_second is not None:
-                on_second(error)
+            error = rx.ConnectionError("the connection was lost before the request was sent")
+            for on_reply in on_replies:
+                on_reply(error)
             return
         if not self._callbacks:
             self._last_progress = monotonic()
             if self._timer is None:
                 self._timer = self._loop.call_later(self._reply_timeout, self._check_timeout)
-        self._callbacks.append(on_reply)
-        if on_second is not None:
-            self._callbacks.append(on_second)
+        self._callbacks.extend(on_replies)
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(request)
@@ -267,8 +279,8 @@ class AsyncConnection(asyncio.Protocol):
 class CheckedConnection(AsyncConnection):
     """A connection whose scripts check the rights of its user before the first write."""
 
-    def submit(self, request: bytes, on_reply: ReplyCallback, on_second: ReplyCallback | None = None) -> None:
-        super().submit(with_check(request), on_reply, on_second)
+    def submit(self, request: bytes, *on_replies: ReplyCallback) -> None:
+        super().submit(with_check(request), *on_replies)
 
 
 def _resolve_future(future: asyncio.Future[Any], reply: Any) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import redis.exceptions as rx
 
+from idemgate.core.calls import PerKeyCall
 from idemgate.store.resp import pack_command
 from idemgate.store.retry import is_transient
 
-__all__ = ["probe_of", "takes_plain"]
+__all__ = ["has_errors", "join_plain", "probe_of", "takes_plain"]
 
 _NO_RECORD = b"no record of idemgate"
 """A value that no record has. Even where it is stored, the probe changes nothing."""
@@ -35,3 +36,19 @@ def takes_plain(replies: Sequence[Any]) -> bool | None:
 
 def _is_about_key(error: Exception) -> bool:
     return str(error).startswith("WRONGTYPE")
+
+
+def join_plain(calls: Sequence[PerKeyCall[Any]]) -> tuple[bytes, int]:
+    """Return one request of the plain commands of calls, and the number of their replies."""
+    return b"".join([call.frame_plain() for call in calls]), sum(
+        len(call.keys) * (2 if call.pair else 1) for call in calls
+    )
+
+
+def has_errors(replies: Sequence[Any]) -> bool:
+    """Return whether the server refused one of these commands."""
+    return not _ERRORS.isdisjoint(map(type, replies))
+
+
+_ERRORS = frozenset((rx.ResponseError, rx.OutOfMemoryError, rx.NoScriptError))
+"""The classes of all errors that `resp` makes of a reply."""

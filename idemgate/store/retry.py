@@ -25,6 +25,7 @@ __all__ = [
     "RetryBudget",
     "Send",
     "SendAll",
+    "SendPlain",
     "explain_redirect",
     "is_out_of_memory",
     "is_transient",
@@ -220,7 +221,18 @@ class SendAll(NamedTuple):
     budget: RetryBudget
 
 
-Steps = Generator[Send | SendAll | float, Any, T]
+class SendPlain(NamedTuple):
+    """A step: send the plain commands of calls of many keys together.
+
+    It gives the replies, errors among them, or one of `FAILURES` as a value. None: nothing was sent, because the server
+    is not known to have these commands.
+    """
+
+    calls: Sequence[PerKeyCall[Any]]
+    budget: RetryBudget
+
+
+Steps = Generator[Send | SendAll | SendPlain | float, Any, T]
 """The steps to an answer; a number is a pause in seconds. `SyncLink` takes them blocking, `AsyncLink` awaiting."""
 
 
@@ -266,7 +278,52 @@ def run_batch(calls: Sequence[Call[Any]], budget: RetryBudget) -> Steps[list[Any
 
 
 def run_each(calls: Sequence[PerKeyCall[Any]], budget: RetryBudget) -> Steps[list[Any]]:
-    """Send calls together and return one outcome for each of their keys: an answer, or a StoreError as a value."""
+    """Send calls together and return one outcome for each of their keys: an answer, or a StoreError as a value.
+
+    Plain commands go first, where the calls and the server have them. Scripts get the keys for which they gave no
+    answer.
+    """
+    answers = None
+    if calls and calls[0].plain_terms is not None:
+        try:
+            answers = yield from _run_plain(calls, budget)
+        except StoreError as error:
+            return [error for call in calls for _ in call.keys]
+    if answers is None:
+        return (yield from _run_scripts(calls, budget))
+    left, end = list[PerKeyCall[Any]](), 0
+    for call in calls:
+        start, end = end, end + len(call.keys)
+        if None in (own := answers[start:end]):
+            left.append(call.only([place for place, answer in enumerate(own) if answer is None]))
+    outcomes = iter((yield from _run_scripts(left, budget)))
+    return [next(outcomes) if answer is None else answer for answer in answers]
+
+
+def _run_plain(calls: Sequence[PerKeyCall[Any]], budget: RetryBudget) -> Steps[list[Any] | None]:
+    """Send the plain commands of calls once. Return an answer for each key, and None where its script must be asked.
+
+    None: the scripts must be asked for all.
+    """
+    asked = monotonic()
+    replies: list[Any] | rx.RedisError | None = yield SendPlain(calls, budget)
+    if isinstance(replies, FAILURES):
+        yield budget.next_delay(replies)
+    if not isinstance(replies, list):
+        return None
+    budget.mark_partial()
+    answers, undo, end = list[Any](), list[Call[Any]](), 0
+    for call in calls:
+        start, end = end, end + len(call.keys) * (2 if call.pair else 1)
+        own, more = call.read_plain(replies[start:end], asked)
+        answers += own
+        undo += more
+    if undo:
+        yield SendAll(undo, budget)
+    return answers
+
+
+def _run_scripts(calls: Sequence[PerKeyCall[Any]], budget: RetryBudget) -> Steps[list[Any]]:
     outage, outcomes = None, list[Any]()
     try:
         replies = yield from _send_together(calls, budget)

@@ -21,6 +21,7 @@ from idemgate.store.cluster.sync import SyncCluster
 from idemgate.store.connection import ConnectionPool
 from idemgate.store.durability import Durability
 from idemgate.store.endpoint import Endpoint, pick_node
+from idemgate.store.plain import has_errors, join_plain
 from idemgate.store.replication import DurabilityCheck, make_durability_check
 from idemgate.store.resp import encode_call, key_of, pack_command
 from idemgate.store.retry import (
@@ -28,6 +29,7 @@ from idemgate.store.retry import (
     RetryBudget,
     Send,
     SendAll,
+    SendPlain,
     explain_redirect,
     needs_retry,
     retry_call,
@@ -154,7 +156,7 @@ class SyncLink:
             if (
                 pool.takes_plain is not False
                 and (plain := call.plain)
-                and (pool.takes_plain or (call.pair and pool.learn_plain(call.keys[0])))
+                and (pool.takes_plain or pool.learn_plain(call.keys[0]))
             ):
                 try:
                     reply = pool.execute(plain, started, None, call.pair)
@@ -180,10 +182,12 @@ class SyncLink:
             time.sleep(budget.next_delay(error))
         return run_plan(retry_call(call, budget), self._take_step)
 
-    def _take_step(self, step: Send | SendAll) -> Any:
+    def _take_step(self, step: Send | SendAll | SendPlain) -> Any:
         try:
             if isinstance(step, Send):
                 return self._send(step.call, step.budget.attempt)
+            if isinstance(step, SendPlain):
+                return self._send_plain(step.calls, step.budget.attempt)
             return self._pipeline(step.calls, step.budget.attempt)
         except FAILURES as error:
             warn_in_event_loop()
@@ -304,6 +308,18 @@ class SyncLink:
         replies = pool.execute_all([*requests, *check.requests])
         check.check_replies(replies[len(requests) :])
         return replies[: len(requests)]
+
+    def _send_plain(self, calls: Sequence[PerKeyCall[Any]], attempt: float | None) -> list[Any] | None:
+        pool, key = self._pool, calls[0].keys[0]
+        if pool is None or self._durability_check is not None or pool.takes_plain is False:
+            return None
+        if not (pool.takes_plain or pool.learn_plain(key)):
+            return None
+        request, number = join_plain(calls)
+        replies = pool.collect(pool.send([request], attempt), number, attempt)
+        if has_errors(replies):
+            pool.takes_plain = None
+        return replies
 
     def command(self, *args: Any) -> Any:
         """Execute one plain command, without retries. Meant for PUBLISH and for inspection.

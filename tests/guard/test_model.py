@@ -126,6 +126,14 @@ class Model:
         self._rest(state="done", owner=b"", fence=fence, ends=now + retention, kind=kind, result=result, since=now)
         return (True,)
 
+    def plain_mark(self, us: int, owner: bytes, retention: int) -> Answer:
+        """Without a script: where that is not enough, nothing is changed."""
+        key, now = self.key, us // 1000
+        if key.state == "none" or (key.state != "running" and 0 < key.ends <= now):
+            self.key = Stored("done", owner, us, 1, ends=now + retention, kind=b"n", since=now)
+            return (True,)
+        return (False,) if key.kind else ("undecided",)
+
     def mark(self, us: int, owner: bytes, retention: int, fingerprint: bytes) -> Answer:
         key, now = self.key, us // 1000
         if key.seen(now) in ("done", "failed") and key.owner == owner:

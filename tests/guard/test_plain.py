@@ -1,4 +1,4 @@
-"""Claims and completions by plain commands: SET NX GET with PEXPIRETIME, and SET IFEQ.
+"""Claims, completions and marks by plain commands: SET NX GET with PEXPIRETIME, SET IFEQ, and SET NX GET.
 
 The server has these commands, and the gates have no test clock, which only the scripts know. Time passes by a change of
 the key's expiry, from which the times of such a record follow.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ from tests.waiting import eventually
 
 CLAIM, DONE = 192, (245, 246, 247)
 """The first bytes of the records."""
+MARK_SIZE = 23
+"""The bytes of the record of a mark, which begins as that of a claim."""
 LEASE, KEEP = 30_000, 86_400_000
 """The defaults, in ms."""
 LOOKED_AT = 5_000
@@ -40,6 +44,8 @@ LOOKED_AT = 5_000
 SECOND = b"*2\r\n$11\r\nPEXPIRETIME"
 """Where the second command of a claim begins."""
 RESULT = Codec().encode("result")
+LASTING = b"\xf5" + bytes(20)
+"""A record that is done, and needs an expiry."""
 
 
 @pytest.fixture
@@ -425,6 +431,192 @@ async def test_a_caller_that_is_cancelled_while_it_claims_holds_nothing(
     wire.close()
 
 
+# -- marks and batches ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def counted(
+    plain: Any, plain_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Face, Wire]]:
+    """A gate behind a wire that counts scripts and round trips."""
+    monkeypatch.setattr("idemgate.guard.heartbeat.REGISTER_AFTER", 3600.0)
+    wire = Wire(plain_url, tmp_path / "wire.sock")
+    gate = Gate(wire.url, namespace=plain.gate.namespace, timeout="60s")
+    yield await ask_for_plain(Face(gate, plain.awaiting)), wire
+    await gate.aio.close()
+    gate.close()
+    wire.close()
+
+
+async def test_a_mark_runs_no_script_and_takes_one_round_trip(
+    plain: Any, counted: tuple[Face, Wire], record: Any
+) -> None:
+    face, wire = counted
+    for is_first in (True, False):
+        wire.reset()
+        assert await face.first("k", "90s") is is_first
+        assert (wire.scripts, wire.trips) == (0, 1)
+    assert (record("k", "first")[0], len(record("k", "first"))) == (CLAIM, MARK_SIZE)
+    found = await plain.inspect("k", scope="first")
+    assert (found.state, found.attempts, found.kind, found.checkpoint) == ("done", 1, "n", b"")
+    assert found.since.timestamp() * 1_000_000 == pytest.approx(found.token)
+    assert found.retention_left == pytest.approx(90, abs=60)
+
+
+async def test_batches_run_no_script_for_keys_that_are_new_or_done(counted: tuple[Face, Wire]) -> None:
+    face, wire = counted
+    keys = [f"k{n}" for n in range(250)]
+    wire.reset()
+    assert await face.first_many([*keys, "k7"], "1h") == [True] * 250 + [False]
+    assert await face.first_many([*keys, "new"], "1h") == [False] * 250 + [True]
+    claims = await face.claim_many(keys)
+    assert {claim.state for claim in claims} == {"started"}
+    assert wire.scripts == 0
+    assert all(await face.complete_many([(claim, n) for n, claim in enumerate(claims)]))
+    wire.reset()
+    again = await face.claim_many([*keys, "new"])
+    assert [claim.result for claim in again] == [*range(250), None]
+    assert (again[250].state, wire.scripts) == ("started", 0)
+
+
+async def test_a_batch_asks_the_script_for_the_other_keys_only(
+    plain: Any, counted: tuple[Face, Wire], plain_raw: Any, record: Any
+) -> None:
+    # Given keys of which only two are new or done
+    face, wire = counted
+    await (await plain.claim("done")).complete("result")
+    await plain.claim("runs")
+    await (await plain.claim("released")).release()
+    [foreign] = Claims(plain.gate.namespace, None).key("claim", "foreign")
+    plain_raw.set(foreign, "x")
+    # When they are claimed together
+    wire.reset()
+    runs, new, strange, done, released = await face.claim_many(["runs", "new", "foreign", "done", "released"])
+    # Then one script call has the others, and the owner of the new key completes it without a script
+    assert [claim.state for claim in (runs, new, done, released)] == ["in_progress", "started", "done", "started"]
+    assert isinstance(strange.error, UnexpectedData)
+    assert (released.attempt, done.result, wire.scripts) == (2, "result", 1)
+    assert new.token == (await plain.inspect("new")).token
+    await (new.complete("x") if plain.awaiting else asyncio.to_thread(new.complete, "x"))
+    assert (record("new")[0], wire.scripts) == (DONE[0], 1)
+    plain_raw.delete(foreign)
+
+
+FORMS = ["done", "failed", "done with a fingerprint", "marked", "marked by a script", "running", "released", "lapsed"]
+"""What is stored under a key before it is marked."""
+
+
+async def _store(plain: Any, form: str, key: str, passes: Any) -> None:
+    def body(k: str) -> None:
+        if form == "failed":
+            raise ValueError(k)
+
+    if form == "marked":
+        assert await plain.first(key, "1h", scope="s")
+    elif form in ("running", "released", "lapsed"):
+        claim = await plain.claim(key, scope="s")
+        if form == "released":
+            await claim.release()
+        elif form == "lapsed":
+            passes(key, LEASE + 1, "s")
+    else:
+        options: dict[str, Any] = {"failed": {"on_error": "store"}, "marked by a script": {"at_most_once": True}}
+        options |= {"done with a fingerprint": {"fingerprint": ["k"]}}
+        with suppress(ValueError):
+            await plain.once(key="{k}", scope="s", **options.get(form, {}))(body)(key)
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_mark_is_answered_as_the_script_answers(plain: Any, passes: Any, form: str) -> None:
+    for key in ("a", "b", "c"):
+        await _store(plain, form, key, passes)
+    is_first = form in ("released", "lapsed")
+    assert await plain.first("a", "1h", scope="s") is is_first
+    assert await plain.first_many(["b", "new", "c", "a"], "1h", scope="s") == [is_first, True, is_first, False]
+    assert await plain.first_many(["b", "a"], "1h", scope="s") == [False, False]
+
+
+async def test_a_mark_is_read_by_the_other_verbs(plain: Any) -> None:
+    assert await plain.first("k", "1h", scope="s")
+    token = (await plain.inspect("k", scope="s")).token
+    assert (await plain.claim("k", scope="s")).state == "done"
+    assert not await plain.cancel("k", scope="s")
+    assert await plain.forget("k", scope="s")
+    assert await plain.first("k", "1h", scope="s")
+    assert (await plain.inspect("k", scope="s")).token > token
+
+
+async def test_a_copy_of_a_mark_gets_the_first_answer(plain: Any, record: Any) -> None:
+    claims = Claims(plain.gate.namespace, None)
+    first, other = (claims.first(claims.key("claim", "k"), KEEP) for _ in range(2))
+    assert await _run(plain, first)
+    before = record("k")
+    assert len(before) == MARK_SIZE
+    for copy in (first, _by_script(first)):
+        assert await _run(plain, copy)
+    for copy in (other, _by_script(other)):
+        assert not await _run(plain, copy)
+    assert record("k") == before
+
+
+async def test_marks_and_batches_are_answered_once_while_requests_and_replies_are_lost(
+    plain: Any, plain_url: str
+) -> None:
+    planned = 0
+    with Proxy(plain_url) as proxy:
+        gate = Gate(proxy.url, namespace=plain.gate.namespace, timeout="60s")
+        face = await ask_for_plain(Face(gate, plain.awaiting))
+
+        def spoil() -> None:
+            nonlocal planned
+            if not proxy.planned:  # a new connection begins with scripts
+                faults = proxy.cut_reply, proxy.drop_request, proxy.double_request
+                faults[planned % 3](b"$2\r\nNX\r\n")
+                planned += 1
+
+        for n in range(64):
+            spoil()
+            assert await face.first(f"k{n}", "1h")
+            spoil()
+            assert await face.first_many([f"k{n}", f"l{n}", f"m{n}"], "1h") == [False, True, True]
+            spoil()
+            claims = await face.claim_many([f"k{n}", f"l{n}", f"k{n}"])
+            assert [(claim.state, claim.attempt) for claim in claims[:2]] == [("started", 1)] * 2
+            assert claims[2].state == "in_progress"
+        await gate.aio.close()
+        gate.close()
+    assert planned > 32
+
+
+@pytest.mark.parametrize("batch", [False, True], ids=["one", "batch"])
+async def test_a_claim_whose_connection_is_lost_between_its_two_replies_asks_the_script(
+    plain: Any, plain_url: str, record: Any, batch: bool
+) -> None:
+    with Proxy(plain_url) as proxy:
+        gate = Gate(proxy.url, namespace=plain.gate.namespace, timeout="60s")
+        face = await ask_for_plain(Face(gate, plain.awaiting))
+        proxy.cut_reply_at(SECOND, len(b"$-1\r\n"))
+        claims = await face.claim_many(["k", "l"]) if batch else [await face.claim("k")]
+        assert proxy.planned == 0
+        assert [(claim.state, claim.attempt) for claim in claims] == [("started", 1)] * len(claims)
+        assert record("k")[0] == CLAIM
+        assert claims[0].token == (await plain.inspect("k")).token
+        assert await (face.complete_many([(claim, 1) for claim in claims]) if batch else claims[0].complete(1))
+        await gate.aio.close()
+        gate.close()
+
+
+async def test_a_batch_whose_replies_were_late_gets_its_tokens_from_the_script(
+    plain: Any, record: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("idemgate.guard.claim_calls.PAIR_SECONDS", -1.0)
+    claims = await plain.claim_many(["k", "l"])
+    assert [(claim.state, claim.token) for claim in claims] == [
+        ("started", (await plain.inspect(key)).token) for key in ("k", "l")
+    ]
+    assert record("k")[0] == CLAIM
+
+
 # -- what the scripts do ----------------------------------------------------------------------------------------------
 
 
@@ -444,7 +636,7 @@ async def test_options_that_stay_on_the_scripts(plain: Any, record: Any, options
 
 @pytest.mark.parametrize(
     "stored",
-    [["x"], b"x", b"", b"\xf5", b"\xf5abc", b"\xf8" + bytes(7), b"\xfc" + bytes(8), b"\xf5" + bytes(20), None],
+    [["x"], b"x", b"", b"\xf5", b"\xf5abc", b"\xf8" + bytes(7), b"\xfc" + bytes(8), LASTING, None],
     ids=["list", "text", "nothing", "code", "cut", "no token", "no result", "done, lasting", "claim, lasting"],
 )  # fmt: skip
 async def test_foreign_data_is_told_by_the_script(plain: Any, plain_raw: Any, stored: Any, record: Any) -> None:
@@ -456,8 +648,15 @@ async def test_foreign_data_is_told_by_the_script(plain: Any, plain_raw: Any, st
     else:
         await plain.claim("k")
         plain_raw.persist(name)
-    with pytest.raises(UnexpectedData, match=r"another type|another layout|lost its expiry"):
+    told = r"another type|another layout|lost its expiry"
+    for claim in (plain.claim_many(["k"]), plain.claim_many(["k", "other"])):
+        assert re.search(told, str((await claim)[0].error))
+    with pytest.raises(UnexpectedData, match=told):
         await plain.claim("k")
+    if stored != LASTING:  # a mark is one command, which reads no expiry
+        for mark in (plain.first("k", "1h", scope="claim"), plain.first_many(["k", "l"], "1h", scope="claim")):
+            with pytest.raises(UnexpectedData, match=told):
+                await mark
     plain_raw.delete(name)
     await (await plain.claim("k")).release()
 
@@ -547,20 +746,58 @@ async def test_claims_whose_second_command_is_refused_are_taken_back_and_made_by
     assert all(await asyncio.gather(*(claim.complete() for claim in claims)))
 
 
+async def test_a_batch_whose_second_commands_are_refused_is_taken_back_and_made_by_the_script(
+    plain: Any, plain_raw: Any, limited: Any, record: Any
+) -> None:
+    face = await limited(since_7_2=True)
+    await (await plain.claim("done")).complete("result")
+    await plain.claim("runs")
+    plain_raw.execute_command("ACL", "SETUSER", f"{face.gate.namespace}-guard", "-pexpiretime")
+    names = [f"k{n}" for n in range(20)]
+    claims = await face.claim_many([*names, "k0"], on_lease_loss="hold")
+    assert [claim.state for claim in claims] == ["started"] * 20 + ["in_progress"]
+    assert CLAIM not in {record(name)[0] for name in names}
+    assert all(await face.complete_many([(claim, 1) for claim in claims[:20]]))
+    assert record("runs")[0] == CLAIM
+    assert await face.first("k", "1h")
+    assert await face.first_many(["k", "l"], "1h") == [False, True]
+    assert CLAIM not in {record(name, "first")[0] for name in "kl"}
+
+
+async def test_marks_and_batches_that_are_refused_write_nothing(plain: Any, plain_raw: Any, limited: Any) -> None:
+    face = await limited(since_7_2=True)
+    plain_raw.execute_command("ACL", "SETUSER", f"{face.gate.namespace}-guard", "-set")
+    before = plain_raw.dbsize()
+    for asked in (face.first("k", "1h"), face.first_many(["k", "l"], "1h"), face.claim_many(["k", "l"])):
+        with pytest.raises(ServerRejected, match="access list"):
+            await asked
+    assert plain_raw.dbsize() == before
+
+
 async def test_a_connection_that_now_leads_to_an_older_server_falls_back(face: Any, url: str, namespace: str) -> None:
     """The server of this test process may lack SET IFEQ, and before Redis 7.0 SET NX GET."""
     gate = Gate(url, namespace=f"{namespace}-old")
     face = Face(gate, face.awaiting)
     runs = []
     handle = face.once(key="{k}", scope="s")(lambda k: runs.append(k) or k)
-    for n in range(4):
-        await handle(f"warm{n}")
+
+    def believe() -> None:
         if gate.context._link is not None and gate.context._link._pool is not None:
             gate.context._link._pool.takes_plain = True
         if face.awaiting:
             gate.context.aio_link._state.store.ready_connection(b"").takes_plain = True  # type: ignore[union-attr]
+
+    for n in range(4):
+        await handle(f"warm{n}")
+        believe()
         assert [await handle(f"k{n}"), await handle(f"k{n}")] == [f"k{n}"] * 2
     assert len(runs) == 8
+    believe()
+    assert [await face.first("k", "1h"), await face.first("k", "1h")] == [True, False]
+    believe()
+    assert await face.first_many(["k", "l"], "1h") == [False, True]
+    believe()
+    assert [claim.state for claim in await face.claim_many(["m", "n", "m"])] == ["started", "started", "in_progress"]
     assert {(await face.inspect(f"k{n}", scope="s")).state for n in range(4)} == {"done"}
     await gate.aio.close()
     gate.close()
@@ -573,8 +810,11 @@ async def test_what_was_claimed_is_completed_when_the_server_is_out_of_memory(
     assert record("k")[0] == CLAIM
     plain_raw.config_set("maxmemory", 1)
     try:
+        for asked in (plain.claim("other"), plain.first("other", "1h"), plain.first_many(["other", "too"], "1h")):
+            with pytest.raises(ServerRejected, match="maxmemory"):
+                await asked
         with pytest.raises(ServerRejected, match="maxmemory"):
-            await plain.claim("other")
+            await plain.claim_many(["other", "too"])
         assert await claim.complete("done")
     finally:
         plain_raw.config_set("maxmemory", 0)

@@ -146,7 +146,7 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
         100,
     )[0],
     "mark": lambda on: on.claims.mark(on.key("free"), new_id(), 60_000),
-    "marks": lambda on: on.claims.mark_many([on.key("free"), on.key("done")], 60_000).calls[0],
+    "marks": lambda on: on.claims.mark_many((*on.key("free"), *on.key("done")), 60_000, 100)[0],
     "dedup add": lambda on: calls_of(on.gate, "s", 60_000).add("free"),
     "dedup get_or_set": lambda on: calls_of(on.gate, "s", 60_000).get_or_set("free", 7),
     "dedup get": lambda on: calls_of(on.gate, "s", 60_000).get("free"),

@@ -104,5 +104,8 @@ PLAIN_SPOILT = [
     ("guard/claim", "a plain claim belongs to all"),
     ("guard/complete", "a plain claim has no token"),
     ("guard/complete", "what a plain command completed has no token"),
+    ("guard/mark", "a plain mark belongs to all"),
+    ("guard/claim", "a plain mark has no token"),
+    ("guard/claim", "what a plain mark says is free"),
 ]
 """The same, of records of plain commands."""

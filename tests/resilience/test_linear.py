@@ -25,7 +25,7 @@ from idemgate.core.calls import Call, new_id
 from idemgate.core.codec import Codec
 from idemgate.errors import StoreUnavailable
 from idemgate.guard import claim_calls
-from idemgate.guard.claim_calls import Claims, PlainClaim, PlainTerms, Record, _plain_terms
+from idemgate.guard.claim_calls import Claims, PlainClaim, PlainMark, PlainTerms, Record, _mark_terms, _plain_terms
 from idemgate.lua import Script, script
 from idemgate.testing import Clock
 from tests.faults import broken
@@ -52,6 +52,7 @@ VERBS = (
     "resolve",
     "resolve",
 )
+PLAIN_VERBS = ("claim", "complete", "mark")
 DECISIONS = ("forget", "resolve")
 RESULT, DECIDED = (Codec().encode(one) for one in ("result", "decided"))
 
@@ -118,7 +119,7 @@ class History:
             self.wrong.append(error)
 
     def _step(self, gate: Gate, drawn: random.Random) -> None:
-        verb = drawn.choice(VERBS)
+        verb = drawn.choice((*VERBS, "mark") if self.plain else VERBS)
         if verb in DECISIONS and (self.seen is None or drawn.random() < 0.5):
             self._ask(gate, drawn, "inspect")
         self._ask(gate, drawn, verb if self.seen or verb not in DECISIONS else "inspect")
@@ -127,6 +128,7 @@ class History:
         owner = self.owners[drawn.choice([0, 0, 0, 1, 2])]
         arguments: dict[str, tuple[Any, ...]] = {
             "claim": (new_id(), LEASE, KEEP, b"", 0, drawn.random() < 0.2),
+            "mark": (new_id(), KEEP, b""),
             "complete": (owner, self.fences.get(owner, 0), KEEP, b"v", RESULT),
             "renew": (owner, LEASE, KEEP),
             "release": (owner, KEEP, False),
@@ -135,8 +137,10 @@ class History:
             "forget": (new_id(), self.seen, drawn.random() < 0.3),
             "resolve": (new_id(), self.seen, drawn.random() < 0.5, KEEP, b"v", DECIDED),
         }
-        if self.plain and verb in ("claim", "complete") and drawn.random() < 0.7:
-            if verb == "claim":
+        if self.plain and verb in PLAIN_VERBS and drawn.random() < 0.7:
+            if verb == "mark":
+                arguments["plain_mark"] = arguments["mark"][:2]
+            elif verb == "claim":
                 arguments["plain_claim"] = (*arguments["claim"][:3], arguments["claim"][5])
             elif owner in self.stored:
                 arguments["plain_complete"] = arguments["complete"]
@@ -155,7 +159,12 @@ class History:
         record = claims.key("s", "k")
         if not verb.startswith("plain"):
             return getattr(claims, verb)(record, *arguments)  # type: ignore[no-any-return]
-        text = Script(verb, PLAIN[verb.replace("_", "/")])
+        text = Script(verb, PLAIN["plain/complete" if verb == "plain_complete" else "plain/claim"])
+        if verb == "plain_mark":
+            mark = PlainMark(record, arguments[0], _mark_terms(arguments[1]))
+            head = b"\xc0" + arguments[1].to_bytes(6)
+            words = (us, head, arguments[1], b"\0", arguments[0])
+            return Call(text, record, words, lambda reply: mark.answer_plain(reply[2], 0.0))
         if verb == "plain_claim":
             owner, lease, keep, hold = arguments
             terms = cast("PlainTerms", _plain_terms(lease, keep, 0, hold))

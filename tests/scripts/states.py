@@ -390,7 +390,7 @@ class Record:
                 f"checkpoint, {who}": calls.checkpoint(key, owner, b"note"),
             }
         return asked | {
-            "marks": calls.mark_many([key, self.beside], 60_000).calls[0],
+            "marks": calls.mark_many((*key, *self.beside), 60_000, 100)[0],
             "inspect": calls.inspect(key),
             "cancel": calls.cancel(key, seen.token),
             "forget": calls.forget(key, b"r1", seen, force=False),

@@ -308,7 +308,7 @@ def _calls() -> list[Call[Any]]:
         claims.claim(record, owner, 1, 1),
         claims.claim(record, owner, 1, 1, b"print", 3, hold=True, wait=True),
         claims.mark(record, owner, 1, b"print"),
-        claims.mark_many([record], 1).calls[0],
+        claims.mark_many(record, 1, 100)[0],
         claims.first(record, 1),
         dedup.add("k"),
         dedup.get_or_set("k", 7),

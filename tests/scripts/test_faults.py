@@ -16,7 +16,7 @@ from tests.worker import test_search as worker
 
 USED = sorted(
     {(name, fault) for one in (guard, topics, worker) for *_, name, fault in one.FAULTS}
-    | {*linear.SPOILT, ("topics/take", "two of a millisecond are more than can be ordered")}
+    | {*linear.SPOILT, *linear.PLAIN_SPOILT, ("topics/take", "two of a millisecond are more than can be ordered")}
     | {(name, fault) for _, name, fault in guard.PLAIN_FAULTS}
     | {("guard/claim", "records of plain commands are unknown")}
     | {("guard/complete", "the long form says all"), ("topics/settle", "there is another counter")}

@@ -190,7 +190,7 @@ def _calls() -> Iterator[Call[Any]]:
     claims, record = Claims("n", None), (b"ig2:{n:once:s:k}",)
     given = claims.inspect(record).answer([b"ok", 1, b"p", b"o" * 16, 7, 1, 1, 1, b"", b"", b"", b"", 0, b"0", 1])
     yield claims.claim(record, b"o", 1, 1)
-    yield from claims.mark_many([record, (b"ig2:{n:once:s:l}",)], 1).calls
+    yield from claims.mark_many((*record, b"ig2:{n:once:s:l}"), 1, 100)
     yield claims.renew(record, b"o", 1, 1)
     yield claims.inspect(record)
     yield claims.forget(record, b"o", given, force=True)

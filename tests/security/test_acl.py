@@ -327,7 +327,7 @@ class Scene:
         self.calls = [
             claims.claim(claims.key("s", "new"), new_id(), 30_000, 30_000),
             claims.mark(claims.key("s", "other"), new_id(), 1000),
-            *claims.mark_many([claims.key("s", "many")], 1000).calls,
+            *claims.mark_many(claims.key("s", "many"), 1000, 100),
             dedup.add("other"),
             calls_of(gate, "s", 1000).get_or_set("new", 7),
             dedup.get("new"),

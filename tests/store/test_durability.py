@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, InvalidArgument
-from idemgate.core.calls import Call
+from idemgate.core.calls import Batch, Call
 from idemgate.errors import NotConfigured, NotDurable, ServerRejected
 from idemgate.guard.manage import mark_calls
 from idemgate.lua import names, script, source
@@ -110,14 +110,13 @@ async def test_it_is_tried_until_the_deadline(two: Pair, asker: Any) -> None:
 
 async def test_a_batch_waits_once_and_is_refused_as_a_whole(two: Pair, asker: Any) -> None:
     ask, hasty = (asker(two.urls[0], durability="replicas", timeout=timeout) for timeout in ("30s", "500ms"))
-    many = mark_calls(ask.gate.context, [f"k{n}" for n in range(50)], "60s", "s")
-    await ask.run_all(mark_calls(ask.gate.context, ["so", "that the script is known"], "60s", "s"))
+    await ask.run_all(marks(ask, ["so", "that the script is known"]))
     two.primary.config_resetstat()
-    assert await ask.run_all(many) == [True] * 50
+    assert await ask.run_all(marks(ask, [f"k{n}" for n in range(50)])) == [[True] * 50]
     assert two.primary.info("commandstats")["cmdstat_wait"]["calls"] == 1
     two.cut()
     with pytest.raises(NotDurable):
-        await hasty.run_all(mark_calls(hasty.gate.context, [f"l{n}" for n in range(3)], "60s", "s"))
+        await hasty.run_all(marks(hasty, [f"l{n}" for n in range(3)]))
 
 
 async def test_calls_of_one_tick_wait_together(two: Pair, namespace: str) -> None:
@@ -225,7 +224,7 @@ async def test_what_the_server_cannot_is_told_before_anything_is_written(
         with pytest.raises(ServerRejected, match=rf"{cause}.*needs Redis 7.2 or Valkey, `appendonly yes`"):
             await ask.run(mark(ask, "k"))
         with pytest.raises(ServerRejected, match=r"Nothing was written"):
-            await ask.run_all(mark_calls(ask.gate.context, ["a", "b"], "60s", "s"))
+            await ask.run_all(marks(ask, ["a", "b"]))
     # Then nothing was, and what only reads is answered
     assert not two.primary.keys(f"*{ask.gate.namespace}*")
     fault = "server that cannot sync (no append-only file or no WAITAOF), durability=fsync"
@@ -305,7 +304,7 @@ async def test_a_forgotten_script_is_sent_again_and_waited_for(two: Pair, asker:
     two.primary.script_flush()
     assert (await ask.run(mark(ask, "b"))).state == "started"
     two.primary.script_flush()
-    assert await ask.run_all(mark_calls(ask.gate.context, ["c", "d"], "60s", "s")) == [True, True]
+    assert await ask.run_all(marks(ask, ["c", "d"])) == [[True, True]]
 
 
 @for_each("asked", [0, -1, 101, True, 1.0, "memory", "2", []])
@@ -329,6 +328,11 @@ async def test_a_cluster_refuses_it_before_anything_is_written(asker: Any) -> No
 
 def mark(ask: Any, key: str) -> Any:
     return ask.claims.mark(ask.claims.key("s", key), key.encode().ljust(16, b"-"), 60_000)
+
+
+def marks(ask: Any, keys: list[str]) -> Batch[Any]:
+    _, calls = mark_calls(ask.gate.context, keys, "60s", "s")
+    return Batch(calls, list)
 
 
 async def done(call: Callable[..., Any], *args: Any) -> Any:

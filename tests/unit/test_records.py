@@ -89,6 +89,14 @@ def test_the_times_of_a_claim_by_a_plain_command_follow_from_the_expiry_of_its_k
             decode_record(wrong, 1100)
 
 
+def test_the_times_of_a_mark_by_a_plain_command_follow_from_the_expiry_of_its_key() -> None:
+    packed = b"\xc0" + (100).to_bytes(6, "big") + b"o" * 16
+    assert decode_record(packed, 1100) == ("done", b"n", b"", 1_000_000, 1100)
+    for wrong in (packed[:-1], packed + b"o"):
+        with pytest.raises(ValueError, match="truncated"):
+            decode_record(wrong, 1100)
+
+
 @for_each("code", [*range(240, 245), 0, 194])
 def test_what_begins_as_no_record_does_is_none(code: int) -> None:
     with pytest.raises(ValueError, match="unknown first byte"):

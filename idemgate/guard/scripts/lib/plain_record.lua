@@ -2,6 +2,7 @@
 -- Return the fields of a record that a client has written without a script, as unpack_record does, or nil and the
 -- problem. Such a record holds no time, because a client's clock may be wrong. Its times follow from the key's expiry.
 --   192            a claim, the first of its key: flags (1 = held), lease and time to live as ms, owner id
+--   192, shorter   a mark: retention as ms, owner id
 --   245, 246, 247  done at the first attempt, of kind "v", "n" or "e": fence, retention in minutes, result
 -- Its owner reads the expiry by a second command, within a second of sending both, or asks the script for its token. For
 -- that second no script gives the key of a new claim another expiry, or deletes it:
@@ -18,6 +19,11 @@ local function unpack_plain(code, stored, key)
     local flags, lease, lifetime, owner = struct.unpack(">xBI6I6c16", stored)
     local begun = expires - lifetime
     return "p", "", owner, begun * 1000, 1, 0, begun + lease, begun, "", "", lease, flags % 2, 0, 0 -- fault: plain-claim
+  end
+  if code == 192 and length == 23 then
+    local lifetime, owner = struct.unpack(">xI6c16", stored)
+    local begun = expires - lifetime
+    return "d", "n", owner, begun * 1000, 1, 0, expires, begun, "", "" -- fault: plain-mark
   end
   if code ~= 192 and length >= 10 then
     local fence, minutes = struct.unpack(">xI7I2", stored)
