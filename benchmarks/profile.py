@@ -135,6 +135,12 @@ def _guard(gate: Gate) -> Iterator[tuple[str, Work]]:
     guarded = gate.once(key="{key}", scope="s")(lambda key: RESULT)
     yield "guard, first call: claim and complete", lambda: [guarded(next(number)) for _ in range(N)]
     yield "guard, replay", lambda: [guarded(one) for one in range(N)]
+    hundreds = range(N // 100)
+    new = lambda: [next(number) for _ in range(100)]  # noqa: E731 - used in three lambdas
+    yield "`first`, a new key", lambda: [gate.first(next(number), "24h") for _ in range(N)]
+    yield "`first`, a known key", lambda: [gate.first(N * 2, "24h") for _ in range(N)]
+    yield "`first_many` of 100 that are new", lambda: [gate.first_many(new(), "24h") for _ in hundreds]
+    yield "`claim_many` of 100 that are new", lambda: [gate.claim_many(new()) for _ in hundreds]
 
 
 def _by_hand(server: Any) -> Iterator[tuple[str, Work]]:
