@@ -391,15 +391,18 @@ class OutcomeUnknown(ClaimRejected):
 
 
 class AttemptsExhausted(ClaimRejected):
-    """The key failed `attempts` times and does not run again within its retention."""
+    """The key failed `attempts` times and does not run again within its retention.
 
-    def __init__(self, key: str, attempts: int, scope: str = "claim") -> None:
+    In the verdict on the last attempt its `__cause__` is the error of that attempt.
+    """
+
+    def __init__(self, key: str, attempts: int, scope: str = "claim", last_error: str = "") -> None:
         text = (
-            f"{key!r} was started {attempts} times without success; "
+            f"{key!r} was started {attempts} times without success{last_error and f', at last with {last_error}'}; "
             f"gate.forget({key!r}, scope={scope!r}) allows it again"
         )
         super().__init__(key, text, scope)
-        self.args: tuple[Any, ...] = key, attempts, scope
+        self.args: tuple[Any, ...] = key, attempts, scope, last_error
         self.attempts = attempts
 
 

@@ -298,10 +298,12 @@ class Gate:
             max_result_bytes: larger results are not stored, but the key is done. None: `max_bytes` of the gate.
             shadow: run everything, and only count and log the duplicates.
             on_error: "release" (the next caller may run), "keep" (not before the lease ends), "store" (duplicates
-                get ReplayedFailure), "share", or a callable from the exception to one of these. "share" releases the
-                key, and the callers that waited for this run (`on_in_progress="wait"`) get SharedFailure. With
-                "release" they run one after another. Cancellation, KeyboardInterrupt and SystemExit always release,
-                unless `on_lease_loss` is "hold".
+                get ReplayedFailure), "share", "complete", or a callable from the exception to one of these. "share"
+                releases the key, and the callers that waited for this run (`on_in_progress="wait"`) get SharedFailure.
+                With "release" they run one after another. "complete" makes the key done with the result None, and the
+                exception is raised: for one by which a function tells its framework something, such as `Ignore` of
+                Celery. Cancellation, KeyboardInterrupt and SystemExit always release, unless `on_lease_loss` is
+                "hold".
             retry: a tenacity policy for attempts inside one claim. Once the lease is known to be lost, no other attempt
                 starts, and LeaseLost is raised.
             max_attempts: starts of a key without success before AttemptsExhausted. None: no limit. The count restarts
@@ -325,7 +327,8 @@ class Gate:
             sink: a database that stores the key and the result in the transaction of the effect, such as an inbox of
                 idemgate-sql. The function runs inside that transaction. A crash, a lost lease or a Redis that lost its
                 data then causes no second effect. A sync function needs a sync sink, an async one an async sink. Not
-                with `at_most_once`, `shadow` or `on_error="store"`. `retry` makes a transaction for each attempt.
+                with `at_most_once`, `shadow`, or "store" or "complete" of `on_error`. `retry` makes a transaction for
+                each attempt.
             history: how many transitions each of the 16 histories of the scope keeps, 64 to 1,000, of all runs: also
                 "started", "completed" and "released". `idemgate key show` prints them. They are sent in the background,
                 best-effort. None: the last 64 of what is unusual, which costs first calls and replays nothing.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
+from idemgate.core.backoff import BackoffPolicy, delays
 from idemgate.core.durations import milliseconds
 from idemgate.core.text import one_line
 from idemgate.errors import (
@@ -32,7 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 log: logging.Logger = logging.getLogger("idemgate.once")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 Outcome = Literal["handled", "duplicate", "in_progress", "rejected", "failed", "lost", "unguarded", "skipped"]
 Action = Literal["ack", "retry", "reject"]
@@ -46,7 +47,7 @@ _PERMANENT = (
 _UNCOUNTED = (DownstreamUnavailable, StoreUnavailable, AlreadyInProgress, LeaseLost)
 
 
-class Verdict(NamedTuple, Generic[R]):
+class Verdict(NamedTuple, Generic[R_co]):
     """The verdict on one message: what happened to it, and what a consumer does with it.
 
     | outcome | meaning | `action` |
@@ -65,7 +66,8 @@ class Verdict(NamedTuple, Generic[R]):
         value: what the handler returned, or the stored result of a duplicate.
         error: the error of the handler, of the key or of the store. None if there is none; never with "rejected", for
             which a type checker wants `assert verdict.error is not None` before `raise verdict.error`. With "handled"
-            it is the StoreError that kept the completion from being stored: a later copy may run again.
+            it is the StoreError that kept the completion from being stored, so that a later copy may run again. Or it
+            is the exception by which the handler told its framework something, if `on_error` said "complete": raise it.
         retry_after: seconds until another attempt makes sense. None: the consumer decides.
         attempt: the number of this attempt, or of the owner's if the key is done or in progress. 0: unknown.
         token: the fencing token. 0 if no claim was granted.
@@ -74,7 +76,7 @@ class Verdict(NamedTuple, Generic[R]):
     """
 
     outcome: Outcome
-    value: R | None = None
+    value: R_co | None = None
     error: Exception | None = None
     retry_after: float | None = None
     attempt: int = 0
@@ -90,9 +92,28 @@ class Verdict(NamedTuple, Generic[R]):
         """
         return _ACTIONS[self.outcome]
 
-    def delay(self, default: float) -> float:
-        """Return the seconds until another attempt: `retry_after`, or the default if that is None."""
-        return default if self.retry_after is None else self.retry_after
+    @property
+    def exhausted(self) -> bool:
+        """True if no attempt is left of `max_attempts`, so that the outcome is "rejected".
+
+        That of the last attempt itself says so, too: its `error` is AttemptsExhausted, whose `__cause__` is the error
+        of the handler. A later copy has no cause.
+        """
+        return isinstance(self.error, AttemptsExhausted)
+
+    def delay(self, backoff: BackoffPolicy) -> float:
+        """Return the seconds until another attempt: `retry_after`, or that of the backoff if it is None.
+
+        Args:
+            backoff: the delay after each attempt, as of a topic. It is one duration (5 or "5s"), or a list of them
+                whose last one repeats. It may be a tenacity wait strategy. None: full jitter from 1 s to 10 min.
+
+        Raises:
+            InvalidArgument: `backoff` is none of these.
+        """
+        if self.retry_after is not None:
+            return self.retry_after
+        return delays(backoff).ms(max(self.attempt, 1), self.error) / 1000
 
 
 _ACTIONS: dict[Outcome, Action] = {

@@ -699,19 +699,25 @@ def ending_of_failure(
         if isinstance(error, AlreadyInProgress) and grant.guarded_by == "lease":
             guard.context.counters.add("once.sink_busy")
         return build_ending(UNDO)
-    if isinstance(error, Exception):
+    if not isinstance(error, Exception):
+        if options.at_most_once:
+            return build_ending(NOT_STORED)
+        return build_ending(KEEP if options.holds_interrupted else RELEASE)
+    ending = build_ending(NOT_STORED) if options.at_most_once else _decide_on_error(guard, grant, error)
+    if ending[0] != VALUE:
         key, attempt = text_of(grant.request.key), grant.reply.attempt
         text = last_line(error)
         guard.context.activity.note_failure(options.scope, key, attempt, text, None)
         note_run(guard.context, grant.request, grant.reply, "failed", text)
-    if options.at_most_once:
-        return build_ending(NOT_STORED)
-    if not isinstance(error, Exception):
-        return build_ending(KEEP if options.holds_interrupted else RELEASE)
+    return ending
+
+
+def _decide_on_error(guard: GuardContext, grant: Grant, error: Exception) -> Ending:
+    """Return what `on_error` decides about an exception of the work."""
     try:
         return _apply_on_error(guard.context, grant.request, error)
     except Exception as broken:  # noqa: BLE001 - a function of the user may raise anything
-        if not callable(options.on_error):  # a signal handler raised; the policy holds all the same
+        if not callable(guard.options.on_error):  # a signal handler raised; the policy holds all the same
             return _apply_on_error(guard.context, grant.request, error)
         record_hook_failure(guard.context, grant.request, "on_error", broken)
         error.add_note(f"idemgate released the key, because on_error failed: {type(broken).__name__}")
@@ -725,10 +731,12 @@ def _apply_on_error(context: Context, request: Request, error: Exception) -> End
         policy = policy(error)
         if policy not in get_args(OnError):
             raise InvalidArgument("on_error", policy, "the callable returned an unknown choice", _ON_ERROR)
-    if policy == "store" and request.options.sink is not None:  # its transaction is rolled back
-        refusal = InvalidArgument("on_error", policy, "a sink stores no failures", "Return 'release' or 'keep'")
+    if policy in ("store", "complete") and request.options.sink is not None:  # its transaction is rolled back
+        refusal = InvalidArgument("on_error", policy, "a sink stores nothing then", "Return 'release' or 'keep'")
         record_hook_failure(context, request, "on_error", refusal)
         return _build_release(error)
+    if policy == "complete":
+        return encode_ending(request.options, None)
     if policy == "store":
         return build_ending(FAILURE, _encode_failure(error))
     if policy == "keep":

@@ -12,7 +12,7 @@ from idemgate.core.scopes import qualified_name
 from idemgate.core.text import event_log
 from idemgate.core.validation import call_blocking, is_async
 from idemgate.core.verdict import Verdict
-from idemgate.errors import InvalidArgument
+from idemgate.errors import InvalidArgument, StoreError
 from idemgate.guard.decorator import build_judge, build_judge_async
 
 __all__ = ["OnFailure", "OnVerdict", "wrap_callback"]
@@ -27,19 +27,7 @@ def wrap_callback(
     guarded: Callable[..., Any], counters: Counters, on_failure: OnFailure, on_verdict: OnVerdict | None
 ) -> Callable[..., Any]:
     """Return a callback that calls a guarded function, and raises none of the guard's errors."""
-    name = qualified_name(guarded)
-
-    def finish(verdict: Verdict[Any]) -> Any:
-        """Return the value of the call, or raise or log its error."""
-        error = verdict.error
-        if error is None or verdict.outcome in ("handled", "duplicate", "in_progress"):
-            return verdict.value
-        if verdict.ran and verdict.outcome != "lost" and on_failure == "raise":
-            raise error
-        facts = {"callback": name, "outcome": verdict.outcome}
-        log.error("callback.failed callback=%s outcome=%s", name, verdict.outcome, exc_info=error, extra=facts)
-        return None
-
+    finish = functools.partial(_finish, qualified_name(guarded), on_failure)
     if is_async(guarded):
         judge_async = build_judge_async(guarded)
 
@@ -66,6 +54,20 @@ def wrap_callback(
         return finish(verdict)
 
     return callback
+
+
+def _finish(name: str, on_failure: OnFailure, verdict: Verdict[Any]) -> Any:
+    """Return the value of the call, or raise or log its error."""
+    error = verdict.error
+    if verdict.outcome == "handled" and not isinstance(error, StoreError | None) and on_failure == "raise":
+        raise error  # `on_error` said "complete"
+    if error is None or verdict.outcome in ("handled", "duplicate", "in_progress"):
+        return verdict.value
+    if verdict.ran and verdict.outcome != "lost" and on_failure == "raise":
+        raise error
+    facts = {"callback": name, "outcome": verdict.outcome}
+    log.error("callback.failed callback=%s outcome=%s", name, verdict.outcome, exc_info=error, extra=facts)
+    return None
 
 
 def _check_blocking_settlement(on_verdict: OnVerdict | None) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from idemgate.core.keys import text_of
+from idemgate.core.text import last_line
 from idemgate.core.verdict import Outcome, Verdict, judge_error, verdict_of
-from idemgate.guard.request import FAILURE, KEEP, Account, End, Request
+from idemgate.errors import AttemptsExhausted
+from idemgate.guard.request import FAILURE, KEEP, RELEASE, VALUE, Account, End, Request
 
 __all__ = ["judge", "judge_unguarded"]
 
@@ -36,13 +39,25 @@ def judge(request: Request, account: Account) -> Verdict[Any]:
 
 def _judge_failure(request: Request, error: BaseException, end: End | None, attempt: int, token: int) -> Verdict[Any]:
     """Return the verdict on a call whose work raised."""
-    verdict = verdict_of(error)
-    outcome, retry_after = verdict.outcome, verdict.retry_after
-    if end is not None and end.kind == FAILURE and end.unended is None and end.held:
+    outcome, value, shown, retry_after, *_ = verdict_of(error)
+    if end is None or not end.held:
+        pass  # another owner has the key, or none
+    elif end.kind == VALUE and end.interruption is None:
+        outcome, retry_after = "handled", None  # `on_error` said "complete"
+    elif end.kind == FAILURE and end.unended is None:
         outcome, retry_after = "rejected", None  # each later attempt gets the stored failure
-    elif end is not None and end.kind == KEEP and retry_after is None:
+    elif outcome == "failed" and end.kind in (RELEASE, KEEP) and token and _is_last(request, attempt):
+        outcome, retry_after = "rejected", None  # each later attempt is refused
+        shown = AttemptsExhausted(text_of(request.key), attempt, request.options.scope, last_line(error))
+        shown.__cause__ = error
+    elif end.kind == KEEP and retry_after is None:
         retry_after = request.options.lease / 1000  # the claim blocks the key until its lease ends
-    return Verdict(outcome, verdict.value, verdict.error, retry_after, attempt, token, False, True)
+    return Verdict(outcome, value, shown, retry_after, attempt, token, False, True)
+
+
+def _is_last(request: Request, attempt: int) -> bool:
+    """Return True if the key may not be started again after this attempt."""
+    return 0 < request.options.max_attempts <= attempt
 
 
 def judge_unguarded(value: Any, error: BaseException | None = None) -> Verdict[Any]:

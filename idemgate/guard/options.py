@@ -27,7 +27,7 @@ __all__ = [
 
 OnDone = Literal["replay", "skip", "raise"]
 OnInProgress = Literal["raise", "skip", "wait"]
-OnError = Literal["release", "keep", "store", "share"]
+OnError = Literal["release", "keep", "store", "share", "complete"]
 OnLeaseLoss = Literal["retry", "hold"]
 OnStoreError = Literal["raise", "run", "local"]
 OnLost = Literal["return", "raise"]

@@ -12,10 +12,13 @@ from idemgate.guard.sink.protocol import AioSink, Sink
 
 __all__ = ["check_flavour", "check_sink"]
 
-_REFUSED: dict[str, tuple[object, str]] = {
-    "at_most_once": (True, "the key would be done before the transaction of the sink"),
-    "shadow": (True, "duplicates would run, and the sink would refuse them"),
-    "on_error": ("store", "the transaction of a run that raises is rolled back, so a sink stores no failures"),
+_REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
+    "at_most_once": ((True,), "the key would be done before the transaction of the sink"),
+    "shadow": ((True,), "duplicates would run, and the sink would refuse them"),
+    "on_error": (
+        ("store", "complete"),
+        "the transaction of a run that raises is rolled back, so a sink stores nothing",
+    ),
 }
 
 
@@ -23,8 +26,8 @@ def check_sink(sink: object, options: Mapping[str, Any]) -> None:
     """Raise InvalidArgument if `sink` is no sink, or an option has no meaning with one."""
     if not callable(getattr(sink, "apply", None)):
         raise InvalidArgument("sink", sink, "has no method `apply`", "Pass an inbox of idemgate_sql")
-    for name, (value, problem) in _REFUSED.items():
-        if options.get(name) == value:
+    for name, (refused, problem) in _REFUSED.items():
+        if (value := options.get(name)) in refused:
             raise InvalidArgument(name, value, problem, f"Drop {name}, or sink")
     if (retry := options.get("retry")) is not None and _retries_results(retry.retry):
         problem = "a policy that retries results; a sink commits the first result"
