@@ -28,7 +28,7 @@ from idemgate.core.calls import run_plan
 from idemgate.core.clock import Clock
 from idemgate.core.counters import Counters
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.key_template import KeyCallable, compile_key
+from idemgate.core.key_template import KeyCallable, compile_key, compile_message_fingerprint, compile_message_key
 from idemgate.core.keys import Key, check_name
 from idemgate.core.scopes import check_unregistered, mark_registered
 from idemgate.core.validation import check_function, check_int, is_async
@@ -374,21 +374,37 @@ class Gate:
         guarded = decorate(self.context, checked, inner, key, None, options)
         return merged.drop_copies(guarded, compile_key(key, inner), checked.retention)
 
-    def guard(self, scope: str, **options: Unpack[GuardOptions]) -> Guard:
+    def guard(
+        self,
+        scope: str,
+        *,
+        key: str | KeyCallable | None = None,
+        fingerprint: Sequence[str] | KeyCallable | None = None,
+        **options: Unpack[GuardOptions],
+    ) -> Guard:
         """Return a guard for the messages of a consumer. Sends nothing to the store.
 
         `guard.run(key, handler, message)` runs the handler once per key and returns a verdict instead of raising.
-        `once` is the same as a decorator; guards and decorators with one scope share their records.
+        `once` is the same as a decorator; guards and decorators with one scope share their records. A decorated
+        function has a verdict too: `charge.verdict(order)`.
 
         Args:
             scope: keys of one scope share their record.
+            key: the key of a message for which `run` gets None: a template such as "{message[id]}", whose one name
+                stands for the first argument of the handler, or a callable that gets its arguments.
+            fingerprint: the fingerprint of a message for which `run` gets None: fields such as ["message.body"], or a
+                callable. Other than the value that `run` takes, text is the name of a field.
             **options: the options of `once`.
 
         Raises:
             InvalidArgument: an option is invalid.
         """
         checked = once_options(self.context.codec, "guard", scope, options)
-        return Guard(build_guard_context(self.context, checked, options))
+        return Guard(
+            build_guard_context(self.context, checked, options),
+            None if key is None else compile_message_key(key),
+            None if fingerprint is None else compile_message_fingerprint(fingerprint),
+        )
 
     def callback(
         self,

@@ -278,7 +278,7 @@ class FaceGuard:
 
     async def run_many(self, messages: Any, body: Callable[..., Any], **options: Any) -> Any:
         if not self.awaiting:
-            return await asyncio.to_thread(self.guard.run_many, messages, body)
+            return await asyncio.to_thread(self.guard.run_many, messages, body, **options)
         return await self.guard.aio.run_many(messages, _in_thread(body), **options)
 
 

@@ -33,7 +33,10 @@ from idemgate.core.scopes import qualified_name
 from idemgate.core.validation import type_hints
 from idemgate.errors import InvalidArgument, MissingKey
 
-__all__ = ["Arguments", "FingerprintSpec", "KeyCallable", "KeySpec", "compile_fingerprint", "compile_key", "part_text"]
+__all__ = [
+    "Arguments", "FingerprintSpec", "KeyCallable", "KeySpec", "compile_fingerprint", "compile_key",
+    "compile_message_fingerprint", "compile_message_key", "part_text",
+]  # fmt: skip
 
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
@@ -84,6 +87,25 @@ class FingerprintSpec(Protocol):
         ...
 
 
+def compile_message_key(spec: str | Callable[..., object]) -> KeySpec:
+    """Compile the `key=` of a guard, which has no function: its template has one name, which stands for the message.
+
+    A callable gets the arguments of the handler. Raise InvalidArgument.
+    """
+    if callable(spec):
+        return _Called(_check_plain(spec, "key"))
+    if not isinstance(spec, str):
+        raise InvalidArgument("key", spec, "is neither a template nor a callable", _LIKE)
+    return _template(spec, _MessageArgument())
+
+
+def compile_message_fingerprint(spec: Sequence[str] | Callable[..., object]) -> FingerprintSpec:
+    """Compile the `fingerprint=` of a guard; see `compile_message_key`."""
+    if callable(spec):
+        return _CalledFingerprint(_check_plain(spec, "fingerprint"))
+    return _fingerprint(spec, _MessageArgument())
+
+
 def compile_key(spec: str | Callable[..., object] | None, func: Callable[..., object]) -> KeySpec:
     """Compile `key=`.
 
@@ -127,11 +149,7 @@ def compile_fingerprint(
         return None
     if callable(spec):
         return _bound(_CalledFingerprint(_check_callable(spec, "fingerprint", func)), func)
-    names = [spec] if isinstance(spec, str) else list(spec)
-    if not names:
-        raise InvalidArgument("fingerprint", spec, "names nothing", "Name parameters, or pass None for no fingerprint")
-    arguments = _arguments(func, "fingerprint", spec)
-    return _bound(_Fingerprint([_field(name, arguments, "fingerprint", spec) for name in names]), func)
+    return _bound(_fingerprint(spec, _arguments(func, "fingerprint", spec)), func)
 
 
 class _Field:
@@ -317,6 +335,13 @@ def _bound(spec: _Spec[T_co], func: Callable[..., object]) -> _Spec[T_co]:
     return _OfBound(spec, func.__self__) if ismethod(func) else spec
 
 
+def _fingerprint(spec: Sequence[str], arguments: Arguments) -> _Fingerprint:
+    names = [spec] if isinstance(spec, str) else list(spec)
+    if not names:
+        raise InvalidArgument("fingerprint", spec, "names nothing", "Name parameters, or pass None for no fingerprint")
+    return _Fingerprint([_field(name, arguments, "fingerprint", spec) for name in names])
+
+
 def _arguments(func: Callable[..., object], name: str, spec: object) -> Arguments:
     try:
         return Arguments(func)
@@ -327,13 +352,18 @@ def _arguments(func: Callable[..., object], name: str, spec: object) -> Argument
 
 def _check_callable(spec: Callable[..., object], name: str, func: Callable[..., object]) -> Callable[..., object]:
     """Return the callable. Raise InvalidArgument if it is async, or if no call of the function fits it."""
+    _check_plain(spec, name)
+    if not _accepts_calls(spec, getattr(func, "__func__", func)):
+        problem = "does not take the arguments of the function"
+        raise InvalidArgument(name, spec, problem, "Give it the parameters of the function, self included")
+    return spec
+
+
+def _check_plain(spec: Callable[..., object], name: str) -> Callable[..., object]:
     if iscoroutinefunction(spec):
         raise InvalidArgument(
             name, spec, "is a coroutine function", "Pass a plain function: it is called before anything waits"
         )
-    if not _accepts_calls(spec, getattr(func, "__func__", func)):
-        problem = "does not take the arguments of the function"
-        raise InvalidArgument(name, spec, problem, "Give it the parameters of the function, self included")
     return spec
 
 
@@ -514,6 +544,21 @@ class Arguments:
         """Return all arguments by name with their defaults, without the instance or class of a method."""
         skip = instance is not None or self.of_method
         return {name: self._finds[name](instance, args, kwargs) for name in self.names[skip:]}
+
+
+class _MessageArgument(Arguments):
+    """The first argument of any handler, under the name that a template gives it first."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+
+    def find(self, name: str) -> Find | None:
+        if not self.names:
+            self.names = (name,)
+            self._finds[name] = _One(0, Parameter(name, Parameter.POSITIONAL_ONLY))
+        return self._finds.get(name)
 
 
 def _find(at: int, parameter: Parameter, named: frozenset[str]) -> Find:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 
 from idemgate.core.calls import KEY_ERRORS, Batch, PerKeyCall
 from idemgate.core.clock import monotonic
@@ -125,14 +127,17 @@ async def _rollback_many(
 def _build_claims(requests: Sequence[Request], most: int) -> list[PerKeyCall[ClaimReply]]:
     """Build the claims of many requests, with at most `most` records in a script call.
 
-    The requests share their options and have no fingerprints.
+    The requests share their options. A script call has one fingerprint, so those with different ones are not together.
     """
-    if not requests:
-        return []
-    options, claims = requests[0].options, requests[0].claims
-    hold, wait = options.on_lease_loss == "hold", options.wait is not None
-    owned = [(request.record[0], request.owner) for request in requests]
-    return claims.claim_each(owned, options.lease, options.retention, options.max_attempts, hold, wait, most)
+    calls = list[PerKeyCall[ClaimReply]]()
+    for fingerprint, alike in groupby(requests, attrgetter("fingerprint")):
+        first, *others = alike
+        options = first.options
+        calls += first.claims.claim_each(
+            [(request.record[0], request.owner) for request in (first, *others)], options.lease, options.retention,
+            options.max_attempts, options.on_lease_loss == "hold", options.wait is not None, most, fingerprint,
+        )  # fmt: skip
+    return calls
 
 
 def _first_failure(outcomes: Sequence[ReplyOrError]) -> StoreError | None:

@@ -603,14 +603,15 @@ class Claims:
         hold: bool,
         wait: bool,
         most: int,
+        fingerprint: bytes = b"",
     ) -> list[PerKeyCall[ClaimReply]]:
-        """Build the claims of many records without fingerprints, with at most `most` records in a call."""
+        """Build the claims of many records with one fingerprint, with at most `most` records in a call."""
         stays, terms, _ = _claim_terms(script("guard/claim"), lease, keep, max_attempts, hold, wait)
-        common = (stamp(self.clock), b"", stays, terms)
+        common = (stamp(self.clock), fingerprint, stays, terms)
         parts = split_batches(owned, _no_size, most)
         calls = [_build_each("guard/claim", common, part, _decode_claim, ClaimMany) for part in parts]
         for made in calls:
-            made.plain_terms = _plain_terms(lease, keep, max_attempts, hold) if self.plain else None
+            made.plain_terms = _plain_terms(lease, keep, max_attempts, hold) if self.plain and not fingerprint else None
         return calls
 
     def mark(

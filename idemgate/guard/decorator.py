@@ -17,13 +17,22 @@ from idemgate.core.codec.storable import find_unstorable
 from idemgate.core.key_template import FingerprintSpec, KeySpec, compile_fingerprint, compile_key
 from idemgate.core.keys import Key, record
 from idemgate.core.scopes import qualified_name, scope_of
-from idemgate.core.validation import ENDED, call_async, check_function, is_async, refuse_unfinished, type_hints
+from idemgate.core.validation import (
+    ENDED,
+    call_async,
+    check_blocking,
+    check_function,
+    is_async,
+    refuse_unfinished,
+    type_hints,
+)  # fmt: skip
 from idemgate.core.verdict import HANDLED, Verdict, judge_error
 from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.call import COUNTER_NAMES, run, run_async, run_without_key, run_without_key_async, runs_without_key
 from idemgate.guard.claim_calls import Record
 from idemgate.guard.context import DoneCache, GuardContext, build_guard_context
 from idemgate.guard.judge import judge
+from idemgate.guard.keep import Keep, run_kept, run_kept_async
 from idemgate.guard.manage import forget, inspect
 from idemgate.guard.options import GuardOptions, OnceOptions
 from idemgate.guard.request import Account, Duplicate, Request, build_request
@@ -70,6 +79,26 @@ class OnceFunction(Protocol[P, R_co]):
         ...
 
     @overload
+    def verdict(
+        self: OnceFunction[P, Coroutine[Any, Any, R]], *args: Any, keep: Keep | None = None, **kwargs: Any
+    ) -> Coroutine[Any, Any, Verdict[R]]: ...
+    @overload
+    def verdict(self, *args: Any, keep: Callable[[float], object] | None = None, **kwargs: Any) -> Verdict[R_co]:
+        """Call the function and return the verdict on the call instead of raising. A coroutine if it is async.
+
+        Args:
+            *args, **kwargs: the arguments of the call. Pass one that the function calls `keep` by position.
+            keep: see `Guard.run`.
+
+        Returns:
+            The verdict. An error of the key is "rejected".
+
+        Raises:
+            InvalidArgument: `keep` is no function, or a coroutine function and the function is not.
+        """
+        ...
+
+    @overload
     def forget(  # type: ignore[overload-overlap]
         self: OnceFunction[P, Coroutine[Any, Any, object]], *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, bool]: ...
@@ -105,6 +134,17 @@ class _KeyMethods:
     def key(self, /, *args: Any, **kwargs: Any) -> Key:
         guard, instance = _require_guard(self)
         return guard.key.of(instance, args, kwargs)
+
+    def verdict(self, /, *args: Any, keep: Keep | None = None, **kwargs: Any) -> Any:
+        guard, wrapped, instance = _guard_of(self)
+        assert guard is not None
+        if is_async(wrapped):
+            if keep is not None:
+                check_function(keep, "keep")
+            return guard.judge_call_async(wrapped, instance, args, kwargs, keep)
+        if keep is not None:
+            check_blocking(keep, "keep", "Pass a plain function, or decorate a coroutine function")
+        return guard.judge_call(wrapped, instance, args, kwargs, keep)
 
     def inspect(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._run(lambda guard, key: inspect(guard.guard.context, key, guard.options.scope), args, kwargs)
@@ -228,33 +268,53 @@ class GuardedFunction:
     # Verdicts, for consumers
 
     def judge_call(
-        self, wrapped: Callable[..., R], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        wrapped: Callable[..., R],
+        instance: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        keep: Callable[[float], object] | None = None,
     ) -> Verdict[R]:
         """Guard one blocking call and return its verdict."""
-        try:
-            request = self._find_request(instance, args, kwargs)
-        except MissingKey as error:
-            return run_without_key(self.guard, error, wrapped, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - a key callable may raise anything, and would raise it again
-            return Verdict("rejected", None, error)
+        request = self._find_request(instance, args, kwargs)
+        if isinstance(request, Verdict):
+            return request
+        if keep is not None:
+            return run_kept(self.guard, request, keep, wrapped, args, kwargs)
+        if isinstance(request, MissingKey):
+            return run_without_key(self.guard, request, wrapped, args, kwargs)
         return judge(request, run(self.guard, request, wrapped, args, kwargs))
 
     async def judge_call_async(
-        self, wrapped: Callable[..., Awaitable[R]], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        wrapped: Callable[..., Awaitable[R]],
+        instance: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        keep: Keep | None = None,
     ) -> Verdict[R]:
         """Guard one async call and return its verdict."""
-        try:
-            request = self._find_request(instance, args, kwargs)
-        except MissingKey as error:
-            return await run_without_key_async(self.guard, error, wrapped, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - a key callable may raise anything, and would raise it again
-            return Verdict("rejected", None, error)
+        request = self._find_request(instance, args, kwargs)
+        if isinstance(request, Verdict):
+            return request
+        if keep is not None:
+            return await run_kept_async(self.guard, request, keep, wrapped, args, kwargs)
+        if isinstance(request, MissingKey):
+            return await run_without_key_async(self.guard, request, wrapped, args, kwargs)
         return judge(request, await run_async(self.guard, request, wrapped, args, kwargs))
 
-    def _find_request(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
-        key = self.key.of(instance, args, kwargs)
-        fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
-        return build_request(self.options, self.guard.claims, key, fingerprint)
+    def _find_request(
+        self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Request | MissingKey | Verdict[Any]:
+        """Return the request of a call. Without a key return the error, and without a valid one the verdict."""
+        try:
+            key = self.key.of(instance, args, kwargs)
+            fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
+            return build_request(self.options, self.guard.claims, key, fingerprint)
+        except MissingKey as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - a key callable may raise anything, and would raise it again
+            return Verdict("rejected", None, error)
 
 
 def _unwrap(account: Account) -> Any:

@@ -2,57 +2,65 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from inspect import CO_COROUTINE
-from threading import Event, Thread
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple, overload
 
 from idemgate.core.codec import digest
-from idemgate.core.counters import Counters
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.key_template import FingerprintSpec, KeySpec
 from idemgate.core.keys import Key
-from idemgate.core.scopes import qualified_name
-from idemgate.core.text import message_of, one_line
-from idemgate.core.validation import call_blocking, check_blocking, check_function, is_async
-from idemgate.core.verdict import Verdict, verdict_of
+from idemgate.core.validation import check_blocking, check_function, is_async
+from idemgate.core.verdict import Verdict
 from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.call import run, run_async, run_without_key, run_without_key_async
 from idemgate.guard.context import GuardContext
+from idemgate.guard.in_thread import in_thread, outlive_caller
 from idemgate.guard.judge import judge
+from idemgate.guard.keep import Keep, run_kept, run_kept_async
 from idemgate.guard.request import Request, build_request
 from idemgate.guard.run_many import run_many, run_many_async
 
 __all__ = ["AioGuard", "Guard", "Keep"]
 
-log: logging.Logger = logging.getLogger("idemgate.once")
-
 R = TypeVar("R")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-Keep = Callable[[float], Awaitable[object] | object]
-"""A function that gets the seconds for which the message must stay invisible from now on."""
 
 
 class _BaseGuard:
-    """The common part of `Guard` and `AioGuard`."""
+    """The common part of `Guard` and `AioGuard`. `key` and `fingerprint` find those of a message."""
 
-    def __init__(self, guard: GuardContext) -> None:
+    def __init__(
+        self, guard: GuardContext, key: KeySpec | None = None, fingerprint: FingerprintSpec | None = None
+    ) -> None:
         self._guard = guard
-        self._lease = guard.options.lease / 1000
+        self._key = key
+        self._fingerprint = fingerprint
 
     @property
     def scope(self) -> str:
         """The scope of the keys."""
         return self._guard.options.scope
 
-    def _build_request(self, key: Key | None, fingerprint: object, wait_ms: int | None) -> Request:
+    def _build_request(
+        self, key: Key | None, fingerprint: object, message: tuple[Any, ...], wait_ms: int | None = None
+    ) -> Request | MissingKey | Verdict[Any]:
+        """Return the request of a message. Without a key return the error, and without a valid one the verdict."""
         guard = self._guard
-        packed = b"" if fingerprint is None else digest(fingerprint, name="fingerprint")
-        return build_request(guard.options, guard.claims, key, packed, wait_ms)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        try:
+            if key is None and self._key is not None:
+                key = self._key.of(None, message, {})
+            if fingerprint is not None:
+                packed = digest(fingerprint, name="fingerprint")
+            else:
+                packed = b"" if self._fingerprint is None else self._fingerprint.of(None, message, {})
+            return build_request(guard.options, guard.claims, key, packed, wait_ms)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        except MissingKey as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - a callable of the user may raise anything, and would raise it again
+            return Verdict("rejected", None, error)
 
 
 class Guard(_BaseGuard):
@@ -63,7 +71,7 @@ class Guard(_BaseGuard):
         """The same guard for async handlers: `await guard.aio.run(...)`. InvalidArgument if its sink is not async."""
         if (sink := self._guard.options.sink) is not None and not is_async(sink.apply):
             raise InvalidArgument("sink", sink, "not async", "Use guard.run, or pass an async sink to gate.guard")
-        return AioGuard(self._guard)
+        return AioGuard(self._guard, self._key, self._fingerprint)
 
     def run(
         self,
@@ -79,13 +87,19 @@ class Guard(_BaseGuard):
         Two round trips for a new key, one for a duplicate. Inside the handler `current()` returns its execution.
 
         Args:
-            key: the idempotency key. None or empty: see `on_missing_key`.
+            key: the idempotency key. None: the `key` of the guard, if it has one. A missing or empty one: see
+                `on_missing_key`.
             handler: the function to run, `handler(*message)`.
             *message: its arguments.
-            fingerprint: a value that identifies the payload; the same key with another one is "rejected". None: none.
-            keep: a function that gets the seconds for which the broker must not redeliver the message from now on. It
-                is called every third of the lease while the handler runs, in its own thread. Its errors are counted
-                (`once.keep_failed`) and logged.
+            fingerprint: a value that identifies the payload; the same key with another one is "rejected". Values of
+                different types differ, also "one" and b"one": pass the body as it arrived. None: the `fingerprint` of
+                the guard, or none.
+            keep: a function that gets the seconds for which the broker must not redeliver the message from now on,
+                those of the lease. It is called in its own thread once the handler has run for 0.1 s, then every third
+                of the lease until `run` returns. With a wait for another owner that counts from the beginning. It is
+                called no more when the lease is lost, or after `max_run`: without that option a handler that never ends
+                keeps its message as long as its key. `run` waits up to 2 s for a call that has begun. Errors are
+                counted (`once.keep_failed`) and logged.
             wait: how long to wait while another owner runs the key. None: the option `on_in_progress`.
 
         Returns:
@@ -99,22 +113,26 @@ class Guard(_BaseGuard):
                 apply.
         """
         check_blocking(handler, "handler", _USE_AIO)
-        work: Callable[..., R] = handler
         if keep is not None:
             check_blocking(keep, "keep", _USE_AIO)
-            work = functools.partial(self._keep_and_run, keep, handler)
-        wait_ms = _parse_wait(wait)
-        try:
-            request = self._build_request(key, fingerprint, wait_ms)
-        except MissingKey as error:
-            return run_without_key(self._guard, error, work, message, {})
-        except InvalidArgument as error:
-            return verdict_of(error)
         if (sink := self._guard.options.sink) is not None and is_async(sink.apply):
             raise InvalidArgument("sink", sink, "async, and the handler is not", "Use guard.aio")
-        return judge(request, run(self._guard, request, work, message, {}))
+        request = self._build_request(key, fingerprint, message, _parse_wait(wait))
+        if isinstance(request, Verdict):
+            return request
+        if keep is not None:
+            return run_kept(self._guard, request, keep, handler, message, {})
+        if isinstance(request, MissingKey):
+            return run_without_key(self._guard, request, handler, message, {})
+        return judge(request, run(self._guard, request, handler, message, {}))
 
-    def run_many(self, messages: Iterable[tuple[Key, T]], handler: Callable[[T], R]) -> list[Verdict[R]]:
+    def run_many(
+        self,
+        messages: Iterable[tuple[Key | None, T]],
+        handler: Callable[[T], R],
+        *,
+        keep: Callable[[float], object] | None = None,
+    ) -> list[Verdict[R]]:
         """Run a handler for a batch of messages and return their verdicts in order.
 
         The claims travel together, and so do the completions: two round trips instead of two a message. The handler
@@ -128,26 +146,31 @@ class Guard(_BaseGuard):
         With `at_most_once`, `shadow`, a sink or a cache the messages run one by one, as with `run`. So do messages that
         wait for another owner.
 
+        Fingerprints are those of the guard's `fingerprint`. Only neighbours with the same one share a script call, so
+        they cost the server about as much as single claims. They still travel together.
+
         Args:
-            messages: (key, message) tuples.
+            messages: (key, message) tuples. A key of None is that of the guard's `key`.
             handler: the function to run, `handler(message)`.
+            keep: a function that gets the seconds for which the broker must not redeliver the messages of the batch
+                from now on; see `run`. It goes on until `run_many` returns, or all leases are lost.
 
         Raises:
-            InvalidArgument: `messages` holds something else, or `handler` is no plain function. Nothing was sent.
+            InvalidArgument: `messages` holds something else, or `handler` or `keep` is no plain function. Nothing was
+                sent.
             BaseException: the handler raised an exception that is no Exception, such as KeyboardInterrupt. Finished
                 messages are completed, the others released.
         """
         check_blocking(handler, "handler", _USE_AIO)
-        return run_many(self._guard, messages, handler, self.run)
-
-    def _keep_and_run(self, keep: Callable[[float], object], handler: Callable[..., R], *message: Any) -> R:
-        with _keep_message(keep, self._lease, self._guard.context.counters):
-            return handler(*message)
+        if keep is not None:
+            check_blocking(keep, "keep", _USE_AIO)
+        return run_many(self._guard, messages, handler, keep, self._build_request, self.run)
 
 
 class AioGuard(_BaseGuard):
     """The async form of a `Guard`, `guard.aio`."""
 
+    @overload
     async def run(
         self,
         key: Key | None,
@@ -156,90 +179,95 @@ class AioGuard(_BaseGuard):
         fingerprint: object | None = None,
         keep: Keep | None = None,
         wait: Duration | None = None,
-    ) -> Verdict[R]:
-        """Run an async handler once per key; see `Guard.run`.
+    ) -> Verdict[R]: ...
+    @overload
+    async def run(
+        self,
+        key: Key | None,
+        handler: Callable[[*Ts], R],
+        *message: *Ts,
+        fingerprint: object | None = None,
+        keep: Keep | None = None,
+        wait: Duration | None = None,
+    ) -> Verdict[R]: ...
+    async def run(  # type: ignore[misc]
+        self,
+        key: Key | None,
+        handler: Callable[..., Any],
+        *message: Any,
+        fingerprint: object | None = None,
+        keep: Keep | None = None,
+        wait: Duration | None = None,
+    ) -> Verdict[Any]:
+        """Run a handler once per key; see `Guard.run`.
 
-        `keep` may be a coroutine function, which runs in a task. A plain function runs in a thread. If it returns an
-        awaitable, that is awaited. If the caller is cancelled, CancelledError is raised, and the claim is released
-        unless `on_lease_loss` is "hold". A handler that returns no awaitable has run: its message is "rejected", so
-        that the effect is not repeated.
+        A coroutine function runs in this task. If the caller is cancelled, CancelledError is raised, and the claim is
+        released unless `on_lease_loss` is "hold".
+
+        A plain function runs in its own thread, in a copy of the context. If it returns an awaitable, that is awaited.
+        A cancelled caller does not wait for the thread. The claim then lasts until the thread has ended, and is ended
+        as if the caller had waited: the effect is not repeated. `asyncio.run` waits for such threads at its end.
+
+        `keep` may be a coroutine function, which runs in a task. A plain one runs in a thread. If it returns an
+        awaitable, that is awaited.
         """
-        work: Callable[..., Awaitable[R]] = _check_async(handler)
+        work, is_native = _adapt(handler)
         if keep is not None:
             check_function(keep, "keep")
-            work = functools.partial(self._keep_and_run, keep, work)
-        wait_ms = _parse_wait(wait)
-        try:
-            request = self._build_request(key, fingerprint, wait_ms)
-        except MissingKey as error:
-            return await run_without_key_async(self._guard, error, work, message, {})
-        except InvalidArgument as error:
-            return verdict_of(error)
+        request = self._build_request(key, fingerprint, message, _parse_wait(wait))
+        if isinstance(request, Verdict):
+            return request
+        call = self._run(request, work, message, keep)
+        return await (call if is_native else outlive_caller(call))
+
+    async def _run(
+        self, request: Request | MissingKey, work: Callable[..., Awaitable[Any]], message: Any, keep: Keep | None
+    ) -> Verdict[Any]:
+        if keep is not None:
+            return await run_kept_async(self._guard, request, keep, work, message, {})
+        if isinstance(request, MissingKey):
+            return await run_without_key_async(self._guard, request, work, message, {})
         return judge(request, await run_async(self._guard, request, work, message, {}))
 
+    @overload
     async def run_many(
-        self, messages: Iterable[tuple[Key, T]], handler: Callable[[T], Awaitable[R]], *, concurrency: int = 1
-    ) -> list[Verdict[R]]:
-        """Run an async handler for a batch of messages; see `Guard.run_many`.
+        self,
+        messages: Iterable[tuple[Key | None, T]],
+        handler: Callable[[T], Awaitable[R]],
+        *,
+        keep: Keep | None = None,
+        concurrency: int = 1,
+    ) -> list[Verdict[R]]: ...
+    @overload
+    async def run_many(
+        self,
+        messages: Iterable[tuple[Key | None, T]],
+        handler: Callable[[T], R],
+        *,
+        keep: Keep | None = None,
+        concurrency: int = 1,
+    ) -> list[Verdict[R]]: ...
+    async def run_many(
+        self,
+        messages: Iterable[tuple[Key | None, T]],
+        handler: Callable[[T], Any],
+        *,
+        keep: Keep | None = None,
+        concurrency: int = 1,
+    ) -> list[Verdict[Any]]:
+        """Run a handler for a batch of messages; see `Guard.run_many`.
 
         Args:
             messages: (key, message) tuples.
-            handler: the coroutine function to run.
+            handler: the function to run. Each call of a plain one has its own thread; see `run`.
+            keep: see `Guard.run_many`. It may be a coroutine function.
             concurrency: the most handlers at once. 1 keeps the order.
         """
-        return await run_many_async(self._guard, messages, _check_async(handler), concurrency, self.run)
-
-    async def _keep_and_run(self, keep: Keep, handler: Callable[..., Awaitable[R]], *message: Any) -> R:
-        async with _keep_message_async(keep, self._lease, self._guard.context.counters):
-            return await handler(*message)
-
-
-@contextmanager
-def _keep_message(keep: Callable[[float], object], lease: float, counters: Counters) -> Generator[None]:
-    """Call `keep` every third of the lease (seconds) until the block ends, in its own thread."""
-    stop = Event()
-
-    def loop() -> None:
-        while not stop.wait(lease / 3):
-            try:
-                call_blocking(keep, (lease,), {})
-            except Exception as error:  # noqa: BLE001 - the handler goes on; its lease is renewed all the same
-                if not stop.is_set():
-                    _record_keep_failure(counters, error)
-
-    thread = Thread(target=loop, name="idemgate-keep", daemon=True)
-    try:  # from here on: a signal handler may raise while the thread starts
-        thread.start()
-        yield
-    finally:
-        stop.set()  # without a join: a slow call of `keep` must not delay the completion
-
-
-@asynccontextmanager
-async def _keep_message_async(keep: Keep, lease: float, counters: Counters) -> AsyncGenerator[None]:
-    """Call `keep` every third of the lease until the block ends: a coroutine function in a task, others in a thread."""
-
-    async def loop() -> None:
-        while True:
-            await asyncio.sleep(lease / 3)
-            try:
-                called = keep(lease) if is_async(keep) else await asyncio.to_thread(keep, lease)
-                if isinstance(called, Awaitable):  # also of a lambda around a coroutine function
-                    await called
-            except Exception as error:  # noqa: BLE001 - the handler goes on; its lease is renewed all the same
-                _record_keep_failure(counters, error)
-
-    task = asyncio.create_task(loop(), name="idemgate-keep")
-    try:
-        yield
-    finally:
-        task.cancel()
-
-
-def _record_keep_failure(counters: Counters, error: Exception) -> None:
-    counters.add("once.keep_failed")
-    text = message_of(error)
-    log.warning("once.keep_failed: %s: %s", type(error).__name__, one_line(text), extra={"error": text})
+        work, is_native = _adapt(handler)
+        if keep is not None:
+            check_function(keep, "keep")
+        call = run_many_async(self._guard, messages, work, keep, concurrency, self._build_request, self.run)
+        return await (call if is_native else outlive_caller(call))
 
 
 _USE_AIO = "Pass a plain function, or use guard.aio"
@@ -250,21 +278,10 @@ def _parse_wait(wait: Duration | None) -> int | None:
     return None if wait is None else milliseconds(wait, "wait", zero=True)
 
 
-def _check_async(handler: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R]]:
-    """Return an async handler, which raises InvalidArgument if it turns out that it is none. A lambda may be one."""
+def _adapt(handler: Callable[..., Any]) -> tuple[Callable[..., Awaitable[Any]], bool]:
+    """Return an async handler, and whether it runs in the task of its caller: a plain function runs in a thread."""
     code = getattr(handler, "__code__", None)
     if code is not None and code.co_flags & CO_COROUTINE:
-        return handler  # the common case, in a third of the time
+        return handler, True  # the common case, in a third of the time
     check_function(handler, "handler")
-    if is_async(handler):
-        return handler
-    return functools.partial(_await_result, handler)
-
-
-async def _await_result(handler: Callable[..., Awaitable[R]], *message: Any) -> R:
-    returned = handler(*message)
-    if not hasattr(returned, "__await__"):
-        problem = f"returned {type(returned).__name__}, which is not awaitable"
-        fix = "Pass a coroutine function, or use guard.run"
-        raise InvalidArgument("handler", qualified_name(handler), problem, fix)
-    return await returned
+    return (handler, True) if is_async(handler) else (in_thread(handler), False)

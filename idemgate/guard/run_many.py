@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, TypeVar, cast
 
 from idemgate.core.backoff import to_async
@@ -14,7 +14,7 @@ from idemgate.core.clock import monotonic
 from idemgate.core.keys import Key
 from idemgate.core.validation import call_async, call_blocking, check_int, check_iterable
 from idemgate.core.verdict import Verdict
-from idemgate.errors import IdemgateError, InvalidArgument, LeaseLost, StoreError
+from idemgate.errors import IdemgateError, InvalidArgument, LeaseLost, MissingKey, StoreError
 from idemgate.guard.acquire import ReplyOrError, acquire_many, acquire_many_async
 from idemgate.guard.call import (
     answer_duplicate,
@@ -36,6 +36,7 @@ from idemgate.guard.context import GuardContext
 from idemgate.guard.current import get_current, get_held, hold, set_current, set_held
 from idemgate.guard.heartbeat import Heartbeat
 from idemgate.guard.judge import judge
+from idemgate.guard.keep import AioKeeper, Keep, Keeper
 from idemgate.guard.request import (
     COMPLETES,
     KEEP,
@@ -47,7 +48,6 @@ from idemgate.guard.request import (
     Grant,
     Request,
     build_ending,
-    build_request,
     lease_lost_error,
 )
 from idemgate.store.context import Context, Tracer
@@ -82,7 +82,9 @@ class _MessageBatch(Generic[T, R]):
     without a valid key. `results` are the ends of the handlers.
     """
 
-    def __init__(self, guard: GuardContext, messages: Iterable[tuple[Key, T]]) -> None:
+    def __init__(
+        self, guard: GuardContext, messages: Iterable[tuple[Key | None, T]], build_request: BuildRequest
+    ) -> None:
         self.guard = guard
         self.messages = [
             _check_pair(index, pair) for index, pair in enumerate(check_iterable(messages, "messages", _PAIRS))
@@ -94,13 +96,13 @@ class _MessageBatch(Generic[T, R]):
         self.verdicts: dict[int, Verdict[R]] = {}
         options, records = guard.options, set[bytes]()
         apart = options.at_most_once or options.shadow or guard.cache is not None or options.sink is not None
-        for index, (key, _) in enumerate(self.messages):
-            request = None if apart else _build_request(guard, key)
-            if request is None or request.record[0] in records:
-                self.alone.append(index)
-            else:
+        for index, (key, message) in enumerate(self.messages):
+            request = None if apart else build_request(key, None, (message,))
+            if isinstance(request, Request) and request.record[0] not in records:
                 records.add(request.record[0])
                 self.requests[index] = request
+            else:  # without a valid key `Guard.run` gives the verdict
+                self.alone.append(index)
 
     def apply_replies(self, outcomes: Sequence[ReplyOrError], sent_at: float) -> None:
         """Apply the replies to the claims: start the heartbeats of those that were granted."""
@@ -250,6 +252,10 @@ class _MessageBatch(Generic[T, R]):
             for run in self.runs
         )
 
+    def has_lost_all(self) -> bool:
+        """Return True if no message is left whose lease is not lost."""
+        return all(run.heartbeat is not None and run.heartbeat.execution.lease_lost for run in self.runs)
+
     def leave(self) -> None:
         """Stop the heartbeats and judge the messages that ran."""
         for run in self.runs:
@@ -261,11 +267,26 @@ class _MessageBatch(Generic[T, R]):
 
 
 def run_many(
-    guard: GuardContext, messages: Iterable[tuple[Key, T]], handler: Callable[[T], R], run: AloneRunner
+    guard: GuardContext,
+    messages: Iterable[tuple[Key | None, T]],
+    handler: Callable[[T], R],
+    keep: Callable[[float], object] | None,
+    build_request: BuildRequest,
+    run: AloneRunner,
 ) -> list[Verdict[R]]:
     """Run a batch; see `Guard.run_many`. `run` runs a message that is not part of it."""
-    batch = _MessageBatch[T, R](guard, messages)
-    around, running = get_held(), batch.choose_running()
+    batch = _MessageBatch[T, R](guard, messages, build_request)
+    with nullcontext() if keep is None else Keeper(guard, keep) as keeper:
+        _run_together(batch, handler, keeper)
+    for index in batch.alone:
+        key, message = batch.messages[index]
+        batch.verdicts[index] = run(key, handler, message, keep=keep)
+    return [batch.verdicts[index] for index in range(len(batch.messages))]
+
+
+def _run_together(batch: _MessageBatch[T, R], handler: Callable[[T], R], keeper: Keeper | None) -> None:
+    """Run the messages whose claims travel together."""
+    guard, around, running = batch.guard, get_held(), batch.choose_running()
     try:
         try:
             sent_at = monotonic()
@@ -273,6 +294,8 @@ def run_many(
         except StoreError as error:
             batch.apply_store_error(error)
         hold(batch)
+        if keeper is not None and batch.runs:
+            keeper.start_work(batch.has_lost_all)
         for one in batch.runs:
             work = functools.partial(guard.retry.copy(), handler) if guard.retry else handler
             try:
@@ -295,10 +318,6 @@ def run_many(
         finally:
             set_held(around)
             batch.leave()
-    for index in batch.alone:
-        key, message = batch.messages[index]
-        batch.verdicts[index] = run(key, handler, message)
-    return [batch.verdicts[index] for index in range(len(batch.messages))]
 
 
 def _end(batch: _MessageBatch[Any, Any]) -> None:
@@ -309,15 +328,32 @@ def _end(batch: _MessageBatch[Any, Any]) -> None:
 
 async def run_many_async(
     guard: GuardContext,
-    messages: Iterable[tuple[Key, T]],
+    messages: Iterable[tuple[Key | None, T]],
     handler: Callable[[T], Awaitable[R]],
+    keep: Keep | None,
     concurrency: int,
+    build_request: BuildRequest,
     run: AloneRunner,
 ) -> list[Verdict[R]]:
     """Run a batch; see `AioGuard.run_many`."""
     places = asyncio.Semaphore(check_int("concurrency", concurrency, 1))
-    batch = _MessageBatch[T, R](guard, messages)
-    running = batch.choose_running()
+    batch = _MessageBatch[T, R](guard, messages, build_request)
+    async with nullcontext() if keep is None else AioKeeper(guard, keep) as keeper:
+        await _run_together_async(batch, handler, keeper, places)
+    for index in batch.alone:
+        key, message = batch.messages[index]
+        batch.verdicts[index] = await run(key, handler, message, keep=keep)
+    return [batch.verdicts[index] for index in range(len(batch.messages))]
+
+
+async def _run_together_async(
+    batch: _MessageBatch[T, R],
+    handler: Callable[[T], Awaitable[R]],
+    keeper: AioKeeper | None,
+    places: asyncio.Semaphore,
+) -> None:
+    """Run the messages whose claims travel together."""
+    guard, running = batch.guard, batch.choose_running()
     try:
         sent_at = monotonic()
         batch.apply_replies(await acquire_many_async(guard.context, [*batch.requests.values()]), sent_at)
@@ -350,16 +386,14 @@ async def run_many_async(
     around = get_held()
     try:
         hold(batch)
+        if keeper is not None and batch.runs:
+            keeper.start_work(batch.has_lost_all)
         async with asyncio.TaskGroup() as tasks:
             for one in batch.runs:
                 tasks.create_task(run_one(one))
     finally:
         set_held(around)
         await asyncio.shield(guard.context.aio_link.spawn(end()))  # a cancelled caller does not stop it
-    for index in batch.alone:
-        key, message = batch.messages[index]
-        batch.verdicts[index] = await run(key, handler, message)
-    return [batch.verdicts[index] for index in range(len(batch.messages))]
 
 
 async def _may_start(batch: _MessageBatch[Any, Any], run: _Run[Any]) -> bool:
@@ -375,14 +409,8 @@ async def _may_start(batch: _MessageBatch[Any, Any], run: _Run[Any]) -> bool:
 
 AloneRunner = Callable[..., Any]
 """`Guard.run`, or `AioGuard.run`."""
-
-
-def _build_request(guard: GuardContext, key: Key) -> Request | None:
-    """Return the request, or None for an invalid key, on which `Guard.run` gives the verdict."""
-    try:
-        return build_request(guard.options, guard.claims, key)
-    except InvalidArgument:
-        return None
+BuildRequest = Callable[..., Request | MissingKey | Verdict[Any]]
+"""A function that gets a key, a fingerprint and the arguments of the handler."""
 
 
 def _check_pair(index: int, pair: Any) -> tuple[Any, Any]:

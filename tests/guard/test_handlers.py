@@ -91,20 +91,10 @@ def test_a_guarded_function_that_returns_a_coroutine_does_not_make_the_key_done(
             hidden("k")
 
 
-@pytest.mark.parametrize("many", [False, True])
-async def test_an_async_guard_rejects_a_plain_function_after_one_run(gate: Gate, many: bool) -> None:
-    guard = gate.guard("orders").aio
-    plain: Any = handle
-    verdict = (await guard.run_many([("k", "m")], plain))[0] if many else await guard.run("k", plain, "m")
-    assert (verdict.outcome, ran) == ("rejected", ["m"])
-    assert "not awaitable" in str(verdict.error)
-
-
 async def test_an_async_guard_accepts_every_function_that_returns_an_awaitable(gate: Gate) -> None:
     guard = gate.guard("orders").aio
     accepted: list[Any] = [
         handle_async, lambda message: handle_async(message), AsyncHandler(), functools.partial(handle_async),
-        lambda message: asyncio.ensure_future(handle_async(message)),
     ]  # fmt: skip
     for number, handler in enumerate(accepted):
         assert (await guard.run(f"k{number}", handler, "m")).outcome == "handled"

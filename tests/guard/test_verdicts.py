@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+from collections.abc import Callable
 from typing import Any, get_args
 from uuid import UUID
 
 import pytest
+from tenacity.wait import wait_incrementing
 
 from idemgate import (
     AlreadyDone,
@@ -26,12 +27,17 @@ from idemgate import (
     current,
     verdict_of,
 )
-from idemgate.errors import AttemptsExhausted, DecodeError, ReplayedFailure, ResultUnavailable
+from idemgate.errors import (
+    AttemptsExhausted,
+    DecodeError,
+    DownstreamUnavailable,
+    ReplayedFailure,
+    ResultUnavailable,
+)
 from idemgate.guard.decorator import build_judge, build_judge_async
 from idemgate.testing import Clock
 from idemgate.types import Outcome
 from tests.for_each import for_each
-from tests.waiting import wait_until
 
 
 class Declined(Exception):
@@ -93,6 +99,18 @@ def test_every_outcome_has_an_action(outcome: Any) -> None:
 
 def test_the_delay_of_a_verdict_may_be_zero() -> None:
     assert [verdict_of(error).delay(7) for error in (Retry(delay=0), Retry(delay=2), Retry())] == [0, 2, 7]
+
+
+def test_the_delay_of_a_verdict_takes_the_backoff_of_topics() -> None:
+    third = Verdict("failed", error=Declined("no"), attempt=3)
+    assert third.delay("1500ms") == 1.5
+    assert third.delay(["1s", "10s", "1m", "1h"]) == 60
+    assert third.delay(wait_incrementing(start=2, increment=2)) == 6
+    assert 0 <= third.delay(None) <= 4
+    # Without a claim there is no attempt, so the delay is that of the first
+    assert verdict_of(Declined("no")).delay(["1s", "10s"]) == 1
+    with pytest.raises(InvalidArgument, match="backoff"):
+        third.delay([])
 
 
 # -- run --------------------------------------------------------------------------------------------------------------
@@ -250,6 +268,205 @@ def test_an_exit_is_raised_and_releases_the_key(gate: Gate) -> None:
     assert gate.inspect("k", scope="orders").state == "released"
 
 
+# -- the last attempt -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("on_error", ["release", "keep", "share"])
+async def test_the_last_attempt_is_rejected_with_the_error_of_the_handler(
+    face: Any, clock: Clock, on_error: Any, many: bool
+) -> None:
+    guard = face.guard("orders", max_attempts=2, on_error=on_error, lease="20s")
+
+    async def run() -> Verdict[Any]:
+        return (await guard.run_many([("k", 1)], fail))[0] if many else await guard.run("k", fail)
+
+    first = await run()
+    assert (first.outcome, first.exhausted, type(first.error)) == ("failed", False, Declined)
+    clock.advance(30)  # past a lease that was kept
+    # When the last attempt fails, then its message is rejected now, and not one delivery later
+    last = await run()
+    assert (last.outcome, last.exhausted, last.ran, last.retry_after) == ("rejected", True, True, None)
+    assert isinstance(last.error, AttemptsExhausted)
+    assert isinstance(last.error.__cause__, Declined)
+    assert "2 times without success, at last with tests.guard.test_verdicts.Declined: no; " in str(last.error)
+    clock.advance(30)
+    copy = await run()
+    assert (copy.outcome, copy.exhausted, copy.ran) == ("rejected", True, False)
+
+
+async def test_a_run_that_counts_no_attempt_is_not_the_last(face: Any) -> None:
+    def defer() -> None:
+        raise DownstreamUnavailable("no connection")
+
+    guard = face.guard("orders", max_attempts=1)
+    verdict = await guard.run("k", defer)
+    assert (verdict.outcome, verdict.exhausted) == ("failed", False)
+    assert (await guard.run("k", lambda: "ok")).outcome == "handled"
+
+
+# -- done, but raise this ---------------------------------------------------------------------------------------------
+
+
+class Ignore(Exception):
+    """An exception by which a handler tells its framework what to do."""
+
+
+def ignore(_message: object = None) -> None:
+    raise Ignore("the message")
+
+
+def complete_ignored(error: BaseException) -> Any:
+    return "complete" if isinstance(error, Ignore) else "release"
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_handler_can_be_done_and_raise(face: Any, many: bool) -> None:
+    guard = face.guard("orders", on_error=complete_ignored, max_attempts=1, history=64)
+    verdict = (await guard.run_many([("k", 1)], ignore))[0] if many else await guard.run("k", ignore)
+    assert (verdict.outcome, verdict.action, verdict.value, verdict.ran) == ("handled", "ack", None, True)
+    assert isinstance(verdict.error, Ignore)
+    assert face.gate.counters["once.completed"] == 1
+    copy = await guard.run("k", fail)
+    assert (copy.outcome, copy.value, copy.error) == ("duplicate", None, None)
+    assert (await guard.run("other", fail)).outcome == "rejected"
+
+
+async def test_a_guarded_function_raises_what_makes_its_key_done(face: Any) -> None:
+    handle = face.once(key="{k}", scope="orders", on_error=complete_ignored)(lambda k: ignore())
+    with pytest.raises(Ignore):
+        await handle("k")
+    assert await handle("k") is None
+
+
+async def test_a_callback_raises_what_makes_its_key_done(gate: Gate) -> None:
+    decorate = gate.callback(key="{k}", scope="orders", on_error="complete")
+    callback = decorate(lambda k: ignore())
+    with pytest.raises(Ignore):
+        callback("k")
+    assert callback("k") is None
+    quiet = gate.callback(key="{k}", scope="quiet", on_error="complete", on_failure="log")(lambda k: ignore())
+    assert quiet("k") is None
+
+
+async def test_a_key_may_become_done_by_an_exception_without_the_store(nowhere: Any) -> None:
+    guard = nowhere.guard("orders", on_error="complete", on_store_error="local")
+    assert (await guard.run("k", ignore)).outcome == "handled"
+    assert (await guard.run("k", fail)).outcome == "duplicate"
+
+
+# -- keys and fingerprints of a guard ---------------------------------------------------------------------------------
+
+
+async def test_a_guard_finds_the_key_and_the_fingerprint_of_a_message(face: Any) -> None:
+    guard = face.guard("orders", key="{event[id]}", fingerprint=["event[total]"])
+    first = await guard.run(None, lambda message: message["total"], {"id": "k", "total": 5})
+    assert (first.outcome, first.value) == ("handled", 5)
+    assert (await guard.run(None, fail, {"id": "k", "total": 5})).outcome == "duplicate"
+    assert isinstance((await guard.run(None, fail, {"id": "k", "total": 6})).error, KeyReused)
+    # A given key, and a given fingerprint, count instead
+    assert (await guard.run("other", lambda message: 1, {"id": "k", "total": 7})).outcome == "handled"
+    assert (await guard.run("other", fail, {"total": 8}, fingerprint={"event[total]": 7})).outcome == "duplicate"
+
+
+async def test_a_batch_finds_its_keys_and_fingerprints(face: Any) -> None:
+    guard = face.guard("orders", key=lambda message: message["id"], fingerprint=lambda message: message["total"])
+    await guard.run_many([(None, {"id": n, "total": n}) for n in range(1, 5)], lambda message: message["total"])
+    # When the totals of some differ, then those are rejected
+    messages = [{"id": n, "total": 3} for n in range(1, 6)] + [{"total": 1}]
+    verdicts = await guard.run_many([(None, message) for message in messages], lambda message: "new")
+    assert [(verdict.outcome, verdict.value) for verdict in verdicts] == [
+        ("rejected", None), ("rejected", None), ("duplicate", 3), ("rejected", None), ("handled", "new"),
+        ("rejected", None),
+    ]  # fmt: skip
+    assert [type(verdict.error) for verdict in verdicts if verdict.error is not None] == [KeyReused] * 3 + [KeyError]
+
+
+async def test_a_guard_without_a_key_in_the_message_follows_on_missing_key(face: Any) -> None:
+    guard = face.guard("orders", key="{event[id]}", on_missing_key="run")
+    assert (await guard.run(None, lambda _: 1, {"total": 5})).outcome == "unguarded"
+
+
+async def test_values_of_different_types_are_different_fingerprints(face: Any) -> None:
+    guard = face.guard("orders")
+    for key, value, other in (("text", "one", b"one"), ("number", 1, "1")):
+        await guard.run(key, lambda: 1, fingerprint=value)
+        assert (await guard.run(key, fail, fingerprint=value)).outcome == "duplicate"
+        assert isinstance((await guard.run(key, fail, fingerprint=other)).error, KeyReused)
+
+
+@for_each(
+    ("option", "value", "problem"),
+    [
+        ("key", "{topic}:{message.id}", "is not a parameter"),
+        ("key", "id", "has no field"),
+        ("key", 5, "neither a template"),
+        ("fingerprint", [], "names nothing"),
+        ("fingerprint", "{body}", "is not a field"),
+    ],
+)
+def test_a_guard_refuses_a_key_that_no_message_fits(gate: Gate, option: Any, value: Any, problem: str) -> None:
+    with pytest.raises(InvalidArgument, match=problem):
+        gate.guard("orders", **{option: value})
+
+
+async def test_a_guard_refuses_a_coroutine_function_for_a_key(gate: Gate) -> None:
+    async def find(message: Any) -> str: ...
+
+    for options in ({"key": find}, {"fingerprint": find}):
+        with pytest.raises(InvalidArgument, match="coroutine function"):
+            gate.guard("orders", **options)
+
+
+# -- the verdict on a decorated function ------------------------------------------------------------------------------
+
+
+def guarded_in(face: Any, body: Callable[..., Any], **options: Any) -> Any:
+    """Return a guarded function of one flavour, whose `verdict` is awaited in both."""
+    if face.awaiting:
+
+        async def charge(order: Any, total: int = 0) -> Any:
+            return await asyncio.to_thread(body, order, total)
+
+        return face.gate.once(**options)(charge).verdict
+
+    def charge_blocking(order: Any, total: int = 0) -> Any:
+        return body(order, total)
+
+    guarded = face.gate.once(**options)(charge_blocking)
+    return lambda *args, **kwargs: asyncio.to_thread(guarded.verdict, *args, **kwargs)
+
+
+async def test_a_decorated_function_has_a_verdict(face: Any) -> None:
+    def body(order: Any, total: int) -> int:
+        if total < 0:
+            raise Declined("no")
+        return total
+
+    verdict = guarded_in(face, body, key="{order[id]}", scope="orders", fingerprint="total")
+    assert (await verdict({"id": "k"}, total=5))[:2] == ("handled", 5)
+    copy = await verdict({"id": "k"}, 5)
+    assert (copy.outcome, copy.value, copy.replayed) == ("duplicate", 5, True)
+    assert isinstance((await verdict({"id": "k"}, 6)).error, KeyReused)
+    assert isinstance((await verdict({"id": "other"}, total=-1)).error, Declined)
+    assert isinstance((await verdict({})).error, MissingKey)
+    assert (await verdict({"id": 1.5})).outcome == "rejected"
+
+
+async def test_the_verdict_on_a_method_knows_its_object(face: Any) -> None:
+    class Shop:
+        name = "a"
+
+        @face.gate.once(key="{self.name}:{order}", scope="shop")
+        def pay(self, order: str) -> str:
+            return self.name + order
+
+    shop = Shop()
+    assert [(await asyncio.to_thread(shop.pay.verdict, "1"))[:2] for _ in range(2)] == [  # type: ignore[attr-defined]
+        ("handled", "a1"), ("duplicate", "a1"),
+    ]  # fmt: skip
+
+
 # -- a missing key ----------------------------------------------------------------------------------------------------
 
 
@@ -335,84 +552,6 @@ def test_on_replay_must_be_a_plain_function(gate: Gate) -> None:
 
     with pytest.raises(InvalidArgument, match="on_replay"):
         gate.guard("orders", on_replay=hook)
-
-
-# -- keep -------------------------------------------------------------------------------------------------------------
-
-
-async def test_keep_is_called_with_the_lease_while_the_handler_runs(face: Any) -> None:
-    kept, enough = [], threading.Event()
-
-    def keep(seconds: float) -> None:
-        kept.append((seconds, threading.current_thread().name))
-        if len(kept) == 2:
-            enough.set()
-
-    verdict = await face.guard("orders", lease="1s").run("k", lambda: enough.wait(30), keep=keep)
-    assert (verdict.outcome, verdict.value) == ("handled", True)
-    assert {seconds for seconds, _ in kept} == {1.0}
-    assert not any("heartbeat" in name for _, name in kept)
-
-
-async def test_an_error_of_keep_is_counted_and_the_handler_goes_on(face: Any) -> None:
-    failed = threading.Event()
-
-    def keep(_: float) -> None:
-        failed.set()
-        raise ConnectionError("broker away")
-
-    def handler() -> str:
-        assert failed.wait(30)
-        while not face.gate.counters["once.keep_failed"]:
-            failed.wait(0.001)
-        return "done"
-
-    assert (await face.guard("orders", lease="1s").run("k", handler, keep=keep)).value == "done"
-
-
-async def test_keep_may_be_a_coroutine_function(gate: Gate) -> None:
-    kept = asyncio.Event()
-
-    async def keep(seconds: float) -> None:
-        kept.set()
-
-    verdict = await gate.guard("orders", lease="1s").aio.run("k", kept.wait, keep=keep)
-    assert verdict.value is True
-
-
-async def test_keep_may_be_a_lambda_around_a_coroutine_function(gate: Gate) -> None:
-    # Given a client of a broker whose method is async, and a lambda that drops the seconds
-    kept = asyncio.Event()
-
-    async def extend() -> None:
-        kept.set()
-
-    # When the handler runs, then the coroutine of the lambda runs, too
-    async def handler() -> bool:
-        return await asyncio.wait_for(kept.wait(), 30)
-
-    verdict = await gate.guard("orders", lease="1s").aio.run("k", handler, keep=lambda _: extend())
-    assert (verdict.value, gate.counters["once.keep_failed"]) == (True, 0)
-
-
-def test_a_coroutine_that_keep_returns_to_a_blocking_run_is_counted_as_its_failure(
-    gate: Gate, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def extend() -> None: ...
-
-    def handler() -> None:
-        wait_until(lambda: "a plain function returned its coroutine" in caplog.text)
-
-    assert gate.guard("orders", lease="1s").run("k", handler, keep=lambda _: extend()).outcome == "handled"
-    assert gate.counters["once.keep_failed"]
-
-
-def test_a_blocking_run_refuses_a_coroutine_function_as_keep(gate: Gate) -> None:
-    async def keep(seconds: float) -> None: ...
-
-    with pytest.raises(InvalidArgument, match="keep"):
-        gate.guard("orders").run("k", fail, keep=keep)
-    assert gate.inspect("k", scope="orders").state == "absent"
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -593,7 +732,7 @@ def test_a_switch_that_is_no_bool_is_refused(gate: Gate, name: Any, value: Any) 
 
 def test_a_guard_refuses_unknown_and_invalid_options(gate: Gate) -> None:
     with pytest.raises(TypeError, match="unexpected keyword"):
-        gate.guard("orders", key="x")  # type: ignore[call-arg]
+        gate.guard("orders", keys="x")  # type: ignore[call-arg]
     with pytest.raises(InvalidArgument, match="on_missing_key"):
         gate.guard("orders", on_missing_key="ignore")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="scope"):
