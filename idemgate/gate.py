@@ -32,6 +32,7 @@ from idemgate.core.key_template import KeyCallable, compile_key, compile_message
 from idemgate.core.keys import Key, check_name
 from idemgate.core.scopes import check_unregistered, mark_registered
 from idemgate.core.validation import check_function, check_int, is_async
+from idemgate.core.verdict import Verdict
 from idemgate.dedup.dedup import Dedup
 from idemgate.errors import InvalidArgument
 from idemgate.gate_aio import AioGate
@@ -44,12 +45,14 @@ from idemgate.guard.decorator import OnceFunction, decorate
 from idemgate.guard.guard import Guard
 from idemgate.guard.manage import cancel, forget, inspect, join_marks, mark_call, mark_calls, resolve
 from idemgate.guard.options import ClaimOptions, GuardOptions, NoSkipOptions, check_choice, once_options, split_bare
+from idemgate.guard.settlement import record_settlement
 from idemgate.history.trace import EventTraces, trace_event
 from idemgate.presence.presence import make_observer
 from idemgate.store.context import Context, Redact
 from idemgate.store.durability import DurabilityOption, parse_durability
 from idemgate.store.lifespan import LifespanFunction, check_lifespan
 from idemgate.topics.decorator import MergedFunction, decorate_merge
+from idemgate.topics.messages import Delivery
 from idemgate.topics.policy import ExpiryOptions, Policy, TopicOptions, policy_from
 from idemgate.topics.registry import StoredTopic, stored_topics
 from idemgate.topics.topic import Topic
@@ -406,6 +409,29 @@ class Gate:
             None if fingerprint is None else compile_message_fingerprint(fingerprint),
         )
 
+    def record_settlement(
+        self, scope: str, verdict: Verdict[Any], message_id: object, *, error: BaseException | None = None
+    ) -> None:
+        """Count and log how a consumer settled a message, under the names that all integrations share.
+
+        Call it when the broker has the settlement, or has refused it. Sends nothing to the store.
+
+        | counter | log event of `idemgate.consumer` | when |
+        |---|---|---|
+        | `consumer.handled`, `.duplicate`, `.unguarded`, `.skipped` | | acknowledged |
+        | `consumer.in_progress` | | given back, because another owner runs the key |
+        | `consumer.failed`, `.lost` | the same, a warning with the traceback | given back |
+        | `consumer.rejected` | the same, an error with the traceback | a dead letter now |
+        | `consumer.unsettled` | the same, a warning | the broker did not take the settlement: it will redeliver |
+
+        Args:
+            scope: the scope of the guard, for the log.
+            verdict: the verdict on the message.
+            message_id: what finds the message in the broker, for the log.
+            error: the error with which the settlement failed, or None.
+        """
+        record_settlement(self.context.counters, scope, verdict, message_id, error)
+
     def callback(
         self,
         key: str | KeyCallable,
@@ -726,6 +752,7 @@ class Gate:
         key: str | KeyCallable | None = None,
         *,
         name: str | None = None,
+        deliver: Callable[[Delivery[dict[str, Any]]], object] | None = None,
         **options: Unpack[TopicOptions],
     ) -> Callable[[Callable[P, R]], MergedFunction[P, R]]:
         """Decorate a function so that its triggers merge into one later call.
@@ -736,6 +763,9 @@ class Gate:
         Args:
             key: the key of a trigger; see `once`.
             name: the name of the topic. None: the qualified name of the function, as for the scope of `once`.
+            deliver: a handler that gets the delivery instead of a call of the function, such as one that enqueues it in
+                a task queue. Its payload is the dict of the merged arguments, in which a model is the dict of its
+                fields. It may be async. Another attempt has the same `delivery.id`.
             **options: see `topic`. `merge` may name arguments.
 
         Raises:
@@ -745,7 +775,7 @@ class Gate:
         policy_from("merge", options)
 
         def decorate(func: Callable[P, R]) -> MergedFunction[P, R]:
-            return decorate_merge(self.topic, func, key, name, options)
+            return decorate_merge(self.topic, func, key, name, options, deliver)
 
         return decorate
 

@@ -179,9 +179,14 @@ def _with_options(merged: MergedFunction[P, R], options: TriggerOptions) -> Merg
 
 
 def decorate_merge(
-    make_topic: Callable[..., Topic], func: Callable[P, R], key: Any, name: str | None, options: TopicOptions
+    make_topic: Callable[..., Topic],
+    func: Callable[P, R],
+    key: Any,
+    name: str | None,
+    options: TopicOptions,
+    deliver: Callable[[Delivery[dict[str, Any]]], object] | None = None,
 ) -> MergedFunction[P, R]:
-    """Create the topic of a function and register the handler that calls it. Raises InvalidArgument."""
+    """Create the topic of a function and register the handler that calls it, or `deliver`. Raises InvalidArgument."""
     check_function(func)
     signature = inspect.signature(func)
     merge = merge_of(options.get("merge", "last"))
@@ -189,7 +194,7 @@ def decorate_merge(
     compiled = compile_key(key, func)
     topic = make_topic(_topic_name(func) if name is None else name, **options)
     arguments = _Arguments(func, signature, merge)
-    topic.handler(_build_handler(func, arguments, merge))
+    topic.handler(_build_handler(func, arguments, merge) if deliver is None else deliver)
     if arguments.has_models:
         topic.definition.set_check(arguments.build_check(topic.definition.context.codec))
     return MergedFunction(func, topic, compiled, signature)
@@ -314,7 +319,9 @@ def _build_handler(func: Callable[..., Any], arguments_of: _Arguments, merge: Me
         except PartialFailure as failed:
             raise _add_arguments(failed, delivery, merge) from failed.__cause__
 
-    return call_and_wait if is_async(func) else call
+    handler: Any = call_and_wait if is_async(func) else call
+    handler.__module__, handler.__qualname__ = func.__module__, getattr(func, "__qualname__", "<lambda>")
+    return handler  # type: ignore[no-any-return]
 
 
 def _add_arguments(result: Any, delivery: Delivery[Any], merge: Merge) -> Any:

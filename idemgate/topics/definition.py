@@ -169,21 +169,24 @@ class TopicDefinition:
         self._said = replace(self._said, dedup_retention=retention)
 
     def set_handler(self, handler: Callable[..., Any]) -> None:
-        """Register the handler. Raises InvalidArgument if it takes no delivery, or the topic has another consumer."""
+        """Register the handler. One that is defined again, as by a module that is loaded again, replaces itself.
+
+        Raises InvalidArgument if it takes no delivery, or the topic has another consumer.
+        """
         check_function(handler, "handler")
         check_parameters(handler, "handler", "delivery")
-        if self.handler is not None and self.handler is not handler:
+        if self.handler is not None and self.handler != handler and not _is_defined_again(self.handler, handler):
             raise InvalidArgument(
                 "handler",
                 handler,
-                f"topic {self.name!r} has one already: {self.handler!r}",
-                "A topic has one handler",
+                f"topic {self.name!r} has another one already, {self.handler!r}, and each message has one handler",
+                "Call both from one handler, or use two topics",
             )
         if self.forward is not None:
             raise InvalidArgument(
                 "handler", handler, f"topic {self.name!r} is forwarded", "Use a handler or forward(), not both"
             )
-        if self.handler is None:
+        if self.handler != handler:
             self.context.runners.warn_if_late("handler", self.name, self.name)
         self.handler = handler
 
@@ -573,6 +576,16 @@ class BaseTopic(Generic[Sent, Delivered]):
             return [Settlement(verb, delivery, backoff.ms(delivery.attempt), reason) for delivery in checked]
         delay_ms = 0 if delay is None else milliseconds(delay, "delay", zero=True)
         return [Settlement(verb, delivery, delay_ms, reason) for delivery in checked]
+
+
+def _is_defined_again(old: Any, new: Any) -> bool:
+    """Return True if two functions come from one place: a module was loaded again, or a cell of a notebook run again.
+
+    Nested functions and methods say nothing: one place makes many of them.
+    """
+    name = getattr(new, "__qualname__", "<")
+    same = (old.__module__, getattr(old, "__qualname__", "")) == (new.__module__, name)
+    return same and "<" not in name and not hasattr(old, "__self__") and not hasattr(new, "__self__")
 
 
 def to_deliveries(deliveries: Deliveries) -> list[Delivery[Any]]:

@@ -209,8 +209,70 @@ def test_a_bad_use_is_refused_at_decoration(gate: Gate, everything: Any, func: A
 
 def test_a_topic_has_one_handler(gate: Gate) -> None:
     gate.merge(name="f")(_plain)
-    with pytest.raises(InvalidArgument, match="topic 'f' has one already"):
+    with pytest.raises(InvalidArgument, match=r"topic 'f' has another one already.*use two topics"):
         gate.merge(name="f")(lambda a: a)
+
+
+def test_a_function_that_is_defined_again_replaces_itself(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    # Given a module that is loaded again, so that each of its functions is another object of the same name
+    namespaces: list[dict[str, Any]] = [{"__name__": "shop"} for _ in range(2)]
+    for namespace in namespaces:
+        exec("def handle(delivery): pass\ndef merged(a): pass", namespace)
+        assert gate.topic("t").handler(namespace["handle"]) is namespace["handle"]
+        gate.merge(name="m")(namespace["merged"])
+    assert gate.topic("t").definition.handler is namespaces[1]["handle"]
+
+    # And the method of one object, which is another object at each access
+    class Service:
+        def handle(self, delivery: Any) -> None: ...
+
+        @classmethod
+        def handle_all(cls, delivery: Any) -> None: ...
+
+    service = Service()
+    for name, registered in (("method", lambda: service.handle), ("class", lambda: Service.handle_all)):
+        gate.topic(name).handler(registered())
+        gate.topic(name).handler(registered())
+    # But two objects are two handlers
+    with pytest.raises(InvalidArgument, match="has another one"):
+        gate.topic("method").handler(Service().handle)
+
+
+# -- another delivery -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+async def test_a_delivery_may_enqueue_the_call_elsewhere(face: Any, gate: Gate, clock: Clock, awaits: bool) -> None:
+    queue: list[Any] = []
+
+    def enqueue(delivery: Any) -> str:
+        queue.append((delivery.id, delivery.payload))
+        return "queued"
+
+    async def enqueue_async(delivery: Any) -> str:
+        return enqueue(delivery)
+
+    @gate.merge(
+        key="{doc}", quiet="5s", max_delay="1m", name="reindex", merge={"fields": "union", "*": "last"},
+        deliver=enqueue_async if awaits else enqueue,
+    )  # fmt: skip
+    def reindex(doc: str, fields: list[str], line: Line | None = None, user: str = "") -> str:
+        return f"indexed {doc}"
+
+    await _trigger(reindex, face, "d", ["a"], user="ada")
+    await _trigger(reindex, face, "d", ["b"], Line("sku", 2), user="bob")
+    clock.advance(6)
+    assert await _deliver(reindex, face) == "queued"
+    ((delivery_id, arguments),) = queue
+    assert delivery_id
+    assert arguments == {"doc": "d", "fields": ["a", "b"], "line": {"sku": "sku", "pieces": 2}, "user": "bob"}
+    # A direct call does not enqueue
+    assert reindex("d", []) == "indexed d"
+
+
+def test_a_delivery_that_takes_no_delivery_is_refused(gate: Gate) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be called with"):
+        gate.merge(name="f", deliver=lambda: None)(_plain)  # type: ignore[arg-type,misc]
 
 
 # -- options of triggers, and once on the same function ---------------------------------------------------------------
