@@ -10,8 +10,8 @@ from typing import Any
 import redis
 
 from idemgate.store.embedded.server import find_server
+from idemgate.testing.proxy import Proxy
 from tests.cluster import running, server, unused_ports, wait_for
-from tests.proxy import Proxy
 
 __all__ = ["Pair", "Watched", "pair", "watched"]
 

@@ -22,6 +22,10 @@ Each test runs with an async and with a sync handler. `kinds = ("async",)` leave
 | `test_a_message_in_progress_elsewhere_returns_later` | redeliveries are bounded, and other messages are not delayed |
 | `test_a_message_in_progress_elsewhere_is_no_failure` | its redeliveries are not attempts, after which it is given up |
 | `test_two_messages_run_at_once` | a slow handler does not hold up the other messages |
+| `test_a_message_stays_invisible_while_it_runs` | a handler that takes longer than the broker's patience: `keep` |
+| `test_prefetched_messages_that_expire_run_once` | messages that wait in a busy consumer for too long |
+| `test_a_consumer_that_joins_or_leaves_loses_nothing` | a rebalance while messages run |
+| `test_messages_stay_in_order` | a retry does not let later messages of its partition pass, if `is_ordered` |
 | `test_a_conflict_becomes_a_dead_letter` | the same id with another body does not run |
 | `test_a_failed_message_is_retried` | the failure releases the claim; the retry completes it |
 | `test_a_message_that_always_fails_becomes_a_dead_letter` | the number of attempts is bounded |
@@ -85,6 +89,10 @@ class Transport(ABC):
         redelivers: False if the transport delivers a message once at most, such as Pub/Sub.
         has_dead_letters: False if the transport drops a message that cannot succeed.
         is_concurrent: False if a consumer runs one message after the other.
+        is_ordered: True if a message that is retried holds up those that were published after it. All messages of a
+            test are then of one partition.
+        visibility: The seconds after which the broker redelivers a message that is not kept. None: not while its
+            consumer is connected. Make it short, about a second.
         gate: A gate of the namespace of the consumers, for the tests.
         deliveries: The deliveries of each id, see `count`.
     """
@@ -92,6 +100,8 @@ class Transport(ABC):
     redelivers: ClassVar[bool] = True
     has_dead_letters: ClassVar[bool] = True
     is_concurrent: ClassVar[bool] = True
+    is_ordered: ClassVar[bool] = False
+    visibility: ClassVar[float | None] = None
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -136,13 +146,13 @@ def adapt_handler(handler: Handler, read: Callable[[M], tuple[str, bytes]]) -> C
     """
     if inspect.iscoroutinefunction(handler):
 
-        async def on_message_async(message: M) -> None:
-            await handler(*read(message))
+        async def on_message_async(message: M) -> Any:
+            return await handler(*read(message))
 
         return on_message_async
 
-    def on_message(message: M) -> None:
-        handler(*read(message))
+    def on_message(message: M) -> Any:
+        return handler(*read(message))
 
     return on_message
 
@@ -178,20 +188,21 @@ class _Work:
     def release(self) -> None:
         self._released.set()
 
-    def _run(self, message_id: str, _: bytes) -> None:
+    def _run(self, message_id: str, _: bytes) -> str:
         self.runs.append(message_id)
         assert self._released.wait(30), "the test did not release its handlers"
-        self._end(message_id)
+        return self._end(message_id)
 
-    async def _run_async(self, message_id: str, _: bytes) -> None:
+    async def _run_async(self, message_id: str, _: bytes) -> str:
         self.runs.append(message_id)
         await wait_until(self._released.is_set, 30)
-        self._end(message_id)
+        return self._end(message_id)
 
-    def _end(self, message_id: str) -> None:
+    def _end(self, message_id: str) -> str:
         if self.runs.count(message_id) <= self._fails:
             raise ValueError(f"attempt {self.runs.count(message_id)} of {message_id} fails")
         self.ended.append(message_id)
+        return f"done {message_id}"
 
 
 class ConsumerContract:
@@ -234,6 +245,8 @@ class ConsumerContract:
         await self._until(lambda: transport.deliveries["a"] > seen)
         await self._stop(transport, consumer)
         assert work.runs == ["a"]
+        # A consumer need not store the result. If it does, then each copy gets that of the first run
+        assert (await transport.gate.aio.inspect("a", scope=SCOPE)).value in ("done a", None)
 
     async def test_a_message_of_a_killed_consumer_runs_again(self, transport: Transport, kind: str) -> None:
         self._require(transport.redelivers, "redelivers no message")
@@ -255,25 +268,28 @@ class ConsumerContract:
     async def test_a_message_in_progress_elsewhere_returns_later(self, transport: Transport, kind: str) -> None:
         self._require(transport.redelivers, "redelivers no message")
         work = _Work(kind)
+        consumer = await transport.start(work.handler)  # before the claim, because some take long to start
         async with transport.gate.aio.claim("a", scope=SCOPE, fingerprint=b"one", lease=LEASE) as owner:
-            consumer, began = await transport.start(work.handler), monotonic()
+            began = monotonic()
             await transport.publish("a", b"one")
             await self._until(lambda: transport.deliveries["a"])
             await transport.publish("b", b"two")
-            await self._until(lambda: self._is_done(transport, "b"))
+            if not transport.is_ordered:
+                await self._until(lambda: self._is_done(transport, "b"))
             await self._until(lambda: monotonic() > began + 1.0)  # a hot loop has made hundreds by now
             held = monotonic() - began
             await owner.release()
         await self._until(lambda: self._is_done(transport, "a"))
+        await self._until(lambda: self._is_done(transport, "b"))
         await self._stop(transport, consumer)
-        assert work.runs == ["b", "a"]
+        assert work.runs == (["a", "b"] if transport.is_ordered else ["b", "a"])
         assert transport.deliveries["a"] <= MAX_REDELIVERIES * held
 
     async def test_a_message_in_progress_elsewhere_is_no_failure(self, transport: Transport, kind: str) -> None:
         self._require(transport.redelivers, "redelivers no message")
         work = _Work(kind)
+        consumer = await transport.start(work.handler)
         async with transport.gate.aio.claim("a", scope=SCOPE, fingerprint=b"one", lease="200ms") as owner:
-            consumer = await transport.start(work.handler)
             await transport.publish("a", b"one")
             await self._until(lambda: transport.deliveries["a"])
             end = monotonic() + MAX_WAIT  # a consumer may hold the one delivery instead
@@ -297,6 +313,71 @@ class ConsumerContract:
             work.release()
         await self._stop(transport, consumer)
         assert sorted(work.ended) == ["a", "b"]
+
+    async def test_a_message_stays_invisible_while_it_runs(self, transport: Transport, kind: str) -> None:
+        visibility = self._require_visibility(transport)
+        work = _Work(kind)
+        work.hold()
+        consumer = await transport.start(work.handler)
+        await transport.publish("a", b"one")
+        try:
+            await self._until(lambda: work.runs)
+            began = monotonic()
+            await self._until(lambda: monotonic() > began + 2 * visibility)
+        finally:
+            work.release()
+        await self._until(lambda: self._is_done(transport, "a"))
+        await self._stop(transport, consumer)
+        assert (work.runs, transport.deliveries["a"]) == (["a"], 1)
+
+    async def test_prefetched_messages_that_expire_run_once(self, transport: Transport, kind: str) -> None:
+        visibility = self._require_visibility(transport)
+        ids, busy, free = [f"m{n}" for n in range(16)], _Work(kind), _Work(kind)
+        busy.hold()
+        consumer = await transport.start(busy.handler)
+        for message_id in ids:
+            await transport.publish(message_id, message_id.encode())
+        try:
+            await self._until(lambda: busy.runs)
+            began, other = monotonic(), await transport.start(free.handler)
+            await self._until(lambda: monotonic() > began + 2 * visibility)
+        finally:
+            busy.release()
+        await self._until(lambda: len(busy.ended) + len(free.ended) >= len(ids))
+        await other.stop()
+        await transport.publish("last", b"last")  # behind those that the first consumer still has
+        await self._until(lambda: self._is_done(transport, "last"))
+        await self._stop(transport, consumer)
+        assert sorted(busy.runs + free.runs) == sorted([*ids, "last"])
+
+    async def test_a_consumer_that_joins_or_leaves_loses_nothing(self, transport: Transport, kind: str) -> None:
+        self._require(transport.redelivers, "redelivers no message")
+        work, ids = _Work(kind), [f"m{n}" for n in range(16)]
+        work.hold()
+        first = await transport.start(work.handler)
+        for message_id in ids[:8]:
+            await transport.publish(message_id, message_id.encode())
+        try:
+            await self._until(lambda: work.runs)
+            second = await transport.start(work.handler)
+        finally:
+            work.release()
+        for message_id in ids[8:]:
+            await transport.publish(message_id, message_id.encode())
+        await first.stop()
+        await self._until(lambda: len(work.ended) == len(ids))
+        await self._stop(transport, second)
+        assert sorted(work.runs) == sorted(ids)
+
+    async def test_messages_stay_in_order(self, transport: Transport, kind: str) -> None:
+        self._require(transport.is_ordered, "has no order")
+        work = _Work(kind, fails=1)
+        consumer = await transport.start(work.handler)
+        for message_id in "abc":
+            await transport.publish(message_id, message_id.encode())
+        await self._until(lambda: len(work.ended) == 3)
+        await self._stop(transport, consumer)
+        assert work.runs == ["a", "a", "b", "b", "c", "c"]
 
     async def test_a_conflict_becomes_a_dead_letter(self, transport: Transport, kind: str) -> None:
         work = _Work(kind)
@@ -371,6 +452,10 @@ class ConsumerContract:
 
     async def _until(self, happens: Callable[[], Any | Awaitable[Any]]) -> None:
         await wait_until(happens, self.patience)
+
+    def _require_visibility(self, transport: Transport) -> float:
+        self._require(transport.visibility is not None, "redelivers no message of a consumer that is connected")
+        return transport.visibility or 0
 
     def _require(self, capable: bool, reason: str) -> None:
         if not capable:

@@ -22,7 +22,7 @@ VISIBILITY = 1.2
 """The seconds for which a received message is hidden."""
 FileFault = Literal[
     "none", "acknowledged before the run", "no redelivery", "hot loop", "receives count as failures",
-    "dropped when it fails", "duplicates are returned",
+    "dropped when it fails", "duplicates are returned", "not kept", "prefetched without a guard", "lost when it leaves",
 ]  # fmt: skip
 FAULTS: dict[FileFault, set[str]] = {
     "acknowledged before the run": {"test_a_message_of_a_killed_consumer_runs_again"},
@@ -34,11 +34,16 @@ FAULTS: dict[FileFault, set[str]] = {
         "test_a_message_that_always_fails_becomes_a_dead_letter",
     },
     "duplicates are returned": {"test_copies_run_once"},
+    "not kept": {"test_a_message_stays_invisible_while_it_runs"},
+    "prefetched without a guard": {"test_prefetched_messages_that_expire_run_once"},
+    "lost when it leaves": {"test_a_consumer_that_joins_or_leaves_loses_nothing"},
 }
 """Faults of a consumer, and tests of the contract that must find each of them."""
 
 
 class FileTransport(Transport):
+    visibility = VISIBILITY
+
     def __init__(self, gate: Gate, folder: Path, fault: FileFault = "none") -> None:
         super().__init__(gate)
         self.folder, self.fault = folder, fault
@@ -77,16 +82,19 @@ class FileTransport(Transport):
 
 
 class FileConsumer:
+    """Receives up to eight messages and runs four of them. Those that wait may expire meanwhile."""
+
     def __init__(self, transport: FileTransport, handler: Handler, acknowledges: bool) -> None:
         self.transport, self.handler, self.acknowledges = transport, handler, acknowledges
         self.guard = transport.gate.guard(SCOPE, lease=LEASE)
+        self.places = asyncio.Semaphore(4)
         self.running = set[asyncio.Task[None]]()
-        self.killed = False
+        self.killed = self.stopped = False
         self.loop = asyncio.create_task(self._consume())
 
     async def _consume(self) -> None:
         while True:
-            while len(self.running) < 4 and (received := self.transport.receive()) is not None:
+            while len(self.running) < 8 and (received := self.transport.receive()) is not None:
                 task = asyncio.create_task(self._handle(*received))
                 self.running.add(task)
                 task.add_done_callback(self.running.discard)
@@ -98,7 +106,18 @@ class FileConsumer:
         if fault == "acknowledged before the run":
             self._delete(path)
         key = self.transport.count(message["id"])
-        verdict = await self.guard.aio.run(key, self.handler, key, body, fingerprint=body)
+
+        async def keep(seconds: float) -> None:
+            if not self.killed:
+                self._hide(path, message, seconds)
+
+        async with self.places:
+            if self.stopped:
+                return  # it becomes visible again
+            verdict = await self.guard.aio.run(
+                f"{key} {message['attempts']}" if fault == "prefetched without a guard" else key,
+                self.handler, key, body, fingerprint=body, keep=None if fault == "not kept" else keep,
+            )  # fmt: skip
         if verdict.action == "ack" and not (fault == "duplicates are returned" and verdict.outcome == "duplicate"):
             self._delete(path)
         elif verdict.outcome == "in_progress":
@@ -115,8 +134,12 @@ class FileConsumer:
         """Show the message again after the delay, or bury it if its attempts are used up."""
         if message["attempts"] >= MAX_ATTEMPTS:
             self._bury(path, message)
-        elif self.acknowledges and path.exists():
-            self.transport.write(path, message | {"visible": time.time() + delay})
+        elif self.acknowledges:
+            self._hide(path, message, delay)
+
+    def _hide(self, path: Path, message: dict[str, Any], seconds: float) -> None:
+        if path.exists():
+            self.transport.write(path, message | {"visible": time.time() + seconds})
 
     def _bury(self, path: Path, message: dict[str, Any]) -> None:
         self.transport.write(self.transport.folder / "dead" / path.name, message)
@@ -128,6 +151,9 @@ class FileConsumer:
 
     async def stop(self) -> None:
         self.loop.cancel()
+        self.stopped = True
+        for path in self.transport.folder.glob("*.json") if self.transport.fault == "lost when it leaves" else ():
+            path.unlink()
         while self.running:
             await asyncio.wait(self.running)
 

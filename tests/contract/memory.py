@@ -11,10 +11,10 @@ from idemgate import Gate
 from idemgate.testing import Transport
 from idemgate.testing.contract import LEASE, MAX_ATTEMPTS, SCOPE, Handler
 
-__all__ = ["FAULTS", "Fault", "MemoryTransport"]
+__all__ = ["FAULTS", "Fault", "MemoryTransport", "OrderedTransport"]
 
 Fault = Literal["none", "no guard", "no fingerprint", "hot loop", "no retry", "endless retry", "lost at kill",
-                "cancelled at stop", "serial", "waiting counts as failing"]  # fmt: skip
+                "cancelled at stop", "serial", "waiting counts as failing", "passed by a retry"]  # fmt: skip
 FAULTS: dict[Fault, set[str]] = {
     "no guard": {
         "test_copies_run_once",
@@ -36,6 +36,7 @@ FAULTS: dict[Fault, set[str]] = {
     },
     "cancelled at stop": {"test_a_graceful_stop_leaves_no_message_half_done"},
     "serial": {"test_two_messages_run_at_once"},
+    "passed by a retry": {"test_messages_stay_in_order"},
 }
 """Faults of a consumer, and the tests of the contract that must find each of them."""
 
@@ -67,21 +68,35 @@ class MemoryTransport(Transport):
     async def list_dead_letters(self) -> list[bytes]:
         return self.dead
 
-    def requeue(self, message: Message, seconds: float) -> None:
+    async def requeue(self, message: Message, seconds: float) -> None:
         self.delayed.add(asyncio.get_running_loop().call_later(seconds, self.waiting.append, message))
+
+
+class OrderedTransport(MemoryTransport):
+    """A broker whose messages are of one partition. A message that is retried holds up the others."""
+
+    is_concurrent = False
+    is_ordered = True
+
+    async def requeue(self, message: Message, seconds: float) -> None:
+        if self.fault == "passed by a retry":
+            return await super().requeue(message, seconds)
+        await asyncio.sleep(seconds)
+        return self.waiting.appendleft(message)
 
 
 class MemoryConsumer:
     def __init__(self, transport: MemoryTransport, handler: Handler, acknowledges: bool) -> None:
         self.transport, self.handler, self.acknowledges = transport, handler, acknowledges
         self.guard = transport.gate.guard(SCOPE, lease=LEASE)
+        self.concurrency = 1 if transport.fault == "serial" or transport.is_ordered else 4
         self.running: dict[asyncio.Task[None], Message] = {}
         self.unacknowledged: list[Message] = []
         self.loop = asyncio.create_task(self._consume())
 
     async def _consume(self) -> None:
         while True:
-            while self.transport.waiting and len(self.running) < (1 if self.transport.fault == "serial" else 4):
+            while self.transport.waiting and len(self.running) < self.concurrency:
                 message = self.transport.waiting.popleft()
                 task = asyncio.create_task(self._handle(message))
                 self.running[task] = message
@@ -98,7 +113,7 @@ class MemoryConsumer:
             if not self.acknowledges:
                 self.unacknowledged.append(message)
         elif verdict.outcome == "in_progress" and fault != "waiting counts as failing":
-            self.transport.requeue(message, 0 if fault == "hot loop" else verdict.retry_after or 0.01)
+            await self.transport.requeue(message, 0 if fault == "hot loop" else verdict.retry_after or 0.01)
         elif verdict.outcome == "rejected":
             self.transport.dead.append(message.body)
         elif fault != "no retry":
@@ -106,7 +121,7 @@ class MemoryConsumer:
             if message.attempts == MAX_ATTEMPTS and fault != "endless retry":
                 self.transport.dead.append(message.body)
             else:
-                self.transport.requeue(message, 0.01)
+                await self.transport.requeue(message, 0.01)
 
     async def stop(self) -> None:
         self.loop.cancel()

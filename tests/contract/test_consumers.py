@@ -43,6 +43,7 @@ class TestChannels(ConsumerContract):
     test_a_message_in_progress_elsewhere_is_no_failure = None
     test_a_failed_message_is_retried = None
     test_a_message_that_always_fails_becomes_a_dead_letter = None
+    test_a_consumer_that_joins_or_leaves_loses_nothing = None
 
     @pytest.fixture
     def transport(self, live: Gate, url: str, raw: Any) -> Transport:

@@ -6,7 +6,8 @@ import pytest
 
 from idemgate import Gate
 from idemgate.testing import ConsumerContract, Transport
-from tests.contract.memory import FAULTS, Fault, MemoryTransport
+from tests.contract.files import FAULTS as FILE_FAULTS
+from tests.contract.memory import FAULTS, Fault, MemoryTransport, OrderedTransport
 
 NAMES = [name for name in vars(ConsumerContract) if name.startswith("test_")]
 
@@ -19,6 +20,14 @@ class TestMemory(ConsumerContract):
         return MemoryTransport(live)
 
 
+class TestOrdered(ConsumerContract):
+    kinds = ("async",)
+
+    @pytest.fixture
+    def transport(self, live: Gate) -> Transport:
+        return OrderedTransport(live)
+
+
 class Impatient(ConsumerContract):
     patience = 1.5
 
@@ -29,8 +38,9 @@ class Impatient(ConsumerContract):
 )
 async def test_a_planted_fault_is_found(fault: Fault, name: str, live: Gate) -> None:
     with pytest.raises(AssertionError):
-        await getattr(Impatient(), name)(MemoryTransport(live, fault), "async")
+        transport = OrderedTransport if fault == "passed by a retry" else MemoryTransport
+        await getattr(Impatient(), name)(transport(live, fault), "async")
 
 
 def test_each_test_finds_a_fault() -> None:
-    assert set.union(*FAULTS.values()) == set(NAMES)
+    assert set.union(*FAULTS.values(), *FILE_FAULTS.values()) == set(NAMES)

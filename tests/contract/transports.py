@@ -13,7 +13,7 @@ from idemgate.core.keys import list_keys
 from idemgate.lua import script
 from idemgate.testing import Transport, adapt_handler
 from idemgate.testing.contract import LEASE, MAX_ATTEMPTS, SCOPE, Handler
-from tests.proxy import Proxy
+from idemgate.testing.proxy import Proxy
 
 __all__ = ["ChannelTransport", "ListTransport", "StreamTransport", "TopicTransport"]
 

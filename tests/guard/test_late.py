@@ -16,7 +16,7 @@ from idemgate.guard import call, claim, heartbeat
 from idemgate.guard.request import Grant
 from idemgate.lua import script
 from idemgate.testing import Clock
-from tests.proxy import Proxy
+from idemgate.testing.proxy import Proxy
 
 CLAIM, RENEW = script("guard/claim").sha, script("guard/renew").sha
 Later = Callable[[float], None]

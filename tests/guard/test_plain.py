@@ -27,10 +27,10 @@ from idemgate.guard.claim_calls import Claims
 from idemgate.guard.options import claim_options
 from idemgate.lua import Script
 from idemgate.store import clients, connection_aio, sync
+from idemgate.testing.proxy import Proxy
 from tests.conftest import PASSWORD, Face
 from tests.faults import broken
 from tests.guard.conftest import Wire, ask_for_plain
-from tests.proxy import Proxy
 from tests.waiting import eventually
 
 CLAIM, DONE = 192, (245, 246, 247)

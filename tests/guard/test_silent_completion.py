@@ -16,7 +16,7 @@ from idemgate import Gate
 from idemgate.lua import script
 from idemgate.store import sync
 from idemgate.testing import Clock
-from tests.proxy import Proxy
+from idemgate.testing.proxy import Proxy
 from tests.waiting import eventually
 
 COMPLETE = script("guard/complete").sha

@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from idemgate import AlreadyInProgress, Gate, StoreUnavailable
 from idemgate.lua import script
-from tests.proxy import Proxy
+from idemgate.testing.proxy import Proxy
 
 SCRIPT = b"EVALSHA"
 TROUBLE = [redis.exceptions.ConnectionError, redis.exceptions.TimeoutError]

@@ -28,10 +28,10 @@ from idemgate.guard import claim_calls
 from idemgate.guard.claim_calls import Claims, PlainClaim, PlainMark, PlainTerms, Record, _mark_terms, _plain_terms
 from idemgate.lua import Script, script
 from idemgate.testing import Clock
+from idemgate.testing.proxy import Proxy
 from tests.faults import broken
 from tests.guard.search import PLAIN
 from tests.guard.test_model import answer_of, facts_of
-from tests.proxy import Proxy
 from tests.resilience.linear import PLAIN_SPOILT, SPOILT, UNKNOWN, Operation, linearizable
 
 CLIENTS, STEPS, LEASE, KEEP = 4, 8, 6_000, 960_000

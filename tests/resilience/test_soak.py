@@ -28,8 +28,8 @@ import redis
 from idemgate import Gate, StoreUnavailable
 from idemgate.core.durations import milliseconds
 from idemgate.testing import audit
+from idemgate.testing.proxy import Proxy
 from tests.cluster import wait_for
-from tests.proxy import Proxy
 from tests.resilience.load import LEASE, TOPICS, topics_of
 from tests.resilience.plan import Fault, injecting, plan
 from tests.resilience.servers import Jumpy

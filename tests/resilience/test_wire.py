@@ -22,7 +22,7 @@ from idemgate.lua import names
 from idemgate.store import clients, sync
 from idemgate.store import connection_aio as line
 from idemgate.testing import Clock
-from tests.proxy import Proxy
+from idemgate.testing.proxy import Proxy
 from tests.resilience.casts import PLAYS, Play, answer_of
 
 SCRIPT = b"EVALSHA"

@@ -11,8 +11,8 @@ import redis
 
 from idemgate import Gate
 from idemgate.store.embedded.server import Embedded, start
+from idemgate.testing.proxy import Proxy
 from tests.claims import claims_of
-from tests.proxy import Proxy
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,9 @@ from idemgate.errors import IdemgateError, InvalidArgument, NotConfigured, Store
 from idemgate.store.embedded.server import find_server
 from idemgate.store.endpoint import Endpoint, endpoint_from_client
 from idemgate.store.url import endpoint_from_url
+from idemgate.testing.proxy import Proxy
 from tests.cluster import running, unused_ports, wait_for
 from tests.for_each import for_each
-from tests.proxy import Proxy
 
 SECRET = "s3cr3t"
 

@@ -37,9 +37,9 @@ from idemgate.store.resp import pack_command
 from idemgate.store.retry import RetryBudget, is_transient
 from idemgate.store.url import endpoint_from_url
 from idemgate.testing import Clock
+from idemgate.testing.proxy import Proxy
 from tests.claims import claims_of
 from tests.for_each import for_each
-from tests.proxy import Proxy
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]

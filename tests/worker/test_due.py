@@ -10,9 +10,9 @@ import pytest
 
 from idemgate import Gate
 from idemgate.store.pubsub import Subscription
+from idemgate.testing.proxy import Proxy
 from idemgate.worker import poller as module
 from idemgate.worker.poller import IDLE_POLL, POLL, Poller
-from tests.proxy import Proxy
 
 
 class Told(NamedTuple):

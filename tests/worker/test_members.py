@@ -16,7 +16,7 @@ from idemgate.membership.member import RedisMembership
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest
 from idemgate.membership.rendezvous import owner, slot_id
 from idemgate.testing import Clock
-from tests.proxy import Proxy
+from idemgate.testing.proxy import Proxy
 from tests.waiting import eventually
 from tests.worker.crew import GRACE, INTERVAL, TTL, Hand, World
 

@@ -14,8 +14,8 @@ import pytest
 
 from idemgate import Gate, InvalidArgument
 from idemgate.subscribers import PubSubMessage
+from idemgate.testing.proxy import Proxy
 from tests.for_each import for_each
-from tests.proxy import Proxy
 from tests.waiting import eventually
 
 SCOPE = ContextVar("SCOPE", default="outside")

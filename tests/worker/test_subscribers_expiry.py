@@ -24,9 +24,9 @@ from idemgate.subscribers import Expired, Expiry
 from idemgate.subscribers.expiry.glob import matcher
 from idemgate.subscribers.expiry.rules import add_event_flags, due, look, missing, timed_out
 from idemgate.testing import Clock
+from idemgate.testing.proxy import Proxy
 from tests.cluster import agree, cluster, server, unused_ports, wait_for
 from tests.for_each import for_each
-from tests.proxy import Proxy
 
 SETTING = "notify-keyspace-events"
 CHANNEL = "__keyevent@0__:expired"

@@ -20,9 +20,9 @@ from idemgate.errors import Bury, Retry, UnexpectedData
 from idemgate.lua import script
 from idemgate.subscribers import ListEntry
 from idemgate.subscribers.list_entries import ListCalls
+from idemgate.testing.proxy import Proxy
 from tests import cluster as servers
 from tests.claims import claims_of
-from tests.proxy import Proxy
 from tests.waiting import eventually
 from tests.worker.stubborn import Stubborn
 

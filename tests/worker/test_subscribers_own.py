@@ -13,7 +13,7 @@ import pytest
 
 from idemgate import Gate, InvalidArgument
 from idemgate.subscribers import subscribers as module
-from tests.proxy import Proxy
+from idemgate.testing.proxy import Proxy
 
 Ready = Callable[[], None] | None
 

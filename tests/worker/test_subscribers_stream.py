@@ -13,8 +13,8 @@ import pytest
 from idemgate import Gate, InvalidArgument
 from idemgate.errors import Bury, Retry, ServerRejected
 from idemgate.subscribers import Entry
+from idemgate.testing.proxy import Proxy
 from tests.claims import claims_of
-from tests.proxy import Proxy
 from tests.waiting import eventually
 from tests.worker.stubborn import Stubborn
 

@@ -17,10 +17,10 @@ from idemgate import Gate, current
 from idemgate.store.heartbeat import HeartbeatThread
 from idemgate.store.held import HeldRenewal
 from idemgate.testing import Clock
+from idemgate.testing.proxy import Proxy
 from idemgate.worker import consumer
 from idemgate.worker.poller import Poller
 from idemgate.worker.worker import Worker
-from tests.proxy import Proxy
 from tests.renewals import FunctionRenewal
 
 

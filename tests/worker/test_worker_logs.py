@@ -15,8 +15,8 @@ import pytest
 from idemgate import Gate
 from idemgate.errors import Bury
 from idemgate.testing import Clock
+from idemgate.testing.proxy import Proxy
 from idemgate.worker.worker import Worker
-from tests.proxy import Proxy
 from tests.unit.test_logs import bare
 from tests.waiting import eventually
 

@@ -18,8 +18,8 @@ from idemgate.membership.member import Membership
 from idemgate.membership.rendezvous import owned_slots
 from idemgate.store.aio import AsyncLink
 from idemgate.testing import Clock
+from idemgate.testing.proxy import Proxy
 from idemgate.worker.worker import Worker
-from tests.proxy import Proxy
 from tests.worker.crew import GRACE, INTERVAL, TTL, Watched
 
 SLOTS = 64

@@ -15,11 +15,11 @@ from idemgate import Gate, InvalidArgument, StoreUnavailable
 from idemgate.core.calls import Call
 from idemgate.store.aio import AsyncLink
 from idemgate.testing import Clock
+from idemgate.testing.proxy import Proxy
 from idemgate.topics.messages import Taken
 from idemgate.worker.consumer import TopicConsumer
 from idemgate.worker.coordinator import MembershipOption
 from idemgate.worker.worker import Worker
-from tests.proxy import Proxy
 
 Between = Callable[[Call[Any], Any], Any]
 

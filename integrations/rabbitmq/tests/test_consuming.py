@@ -21,7 +21,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from idemgate import Bury, Gate, Guard, InvalidArgument, Retry, errors, verdict_of
 from idemgate.testing import Clock
-from tests.proxy import Proxy
+from idemgate.testing.proxy import Proxy
 from tests.waiting import eventually
 
 

@@ -17,7 +17,7 @@ from pika.exceptions import AMQPError
 from idemgate import Gate
 from idemgate.testing import ConsumerContract, ContractConsumer, Transport, adapt_handler
 from idemgate.testing.contract import LEASE, MAX_ATTEMPTS, SCOPE, Handler
-from tests.proxy import Proxy
+from idemgate.testing.proxy import Proxy
 
 BASIC_ACK = b"\x00\x3c\x00\x50"
 """Class 60 and method 80 of AMQP 0-9-1, as they stand in the frame of an acknowledgement."""

@@ -18,8 +18,8 @@ from idemgate_rabbitmq import AioPublisher, NotPublished, Publisher, Unroutable,
 
 from idemgate import Delivery, Gate, InvalidArgument
 from idemgate.testing import Clock
+from idemgate.testing.proxy import Proxy
 from tests.for_each import for_each
-from tests.proxy import Proxy
 from tests.waiting import eventually
 
 

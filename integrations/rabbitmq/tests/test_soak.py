@@ -27,9 +27,9 @@ from pika.exceptions import AMQPError
 
 from idemgate import Gate
 from idemgate.testing import audit
+from idemgate.testing.proxy import Proxy
 from idemgate.types import milliseconds
 from tests.for_each import for_each
-from tests.proxy import Proxy
 from tests.resilience.plan import Fault, injecting, plan
 from tests.resilience.verdict import find_growth, read_events
 from tools.reliability import server_of

@@ -28,7 +28,8 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         parts = urlsplit(upstream)
         userinfo, at, _ = parts.netloc.rpartition("@")
-        self.url = f"redis://{userinfo}{at}127.0.0.1:{self.port}{'' if parts.scheme == 'unix' else parts.path}"
+        scheme, path = ("redis", "") if parts.scheme == "unix" else (parts.scheme, parts.path)
+        self.url = f"{scheme}://{userinfo}{at}127.0.0.1:{self.port}{path}"
         self.delay = 0.0
         self.black_hole = False
         self.mute = False
@@ -169,7 +170,9 @@ class Proxy:
             with self._lock:
                 self.passed.append(data)
 
-    def _requests(self, client: socket.socket, server: socket.socket, cut: _Cut) -> None:
+    def _requests(  # noqa: C901 - one step for each toxic
+        self, client: socket.socket, server: socket.socket, cut: _Cut
+    ) -> None:
         silent = False
         with suppress(OSError):
             while data := client.recv(1 << 20):
