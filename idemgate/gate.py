@@ -31,13 +31,13 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.key_template import KeyCallable, compile_key, compile_message_fingerprint, compile_message_key
 from idemgate.core.keys import Key, check_name
 from idemgate.core.scopes import check_unregistered, mark_registered
-from idemgate.core.validation import check_function, check_int, is_async
+from idemgate.core.validation import check_blocking, check_function, check_int, is_async
 from idemgate.core.verdict import Verdict
 from idemgate.dedup.dedup import Dedup
 from idemgate.errors import InvalidArgument
 from idemgate.gate_aio import AioGate
 from idemgate.guard.batch import ClaimBatch, build_completions, build_releases, record_ends, run_ends
-from idemgate.guard.callback import OnFailure, OnVerdict, wrap_callback
+from idemgate.guard.callback import OnFailure, OnVerdict, record_settlement, wrap_callback
 from idemgate.guard.claim import BaseClaim, Claim, claim_request, claim_requests
 from idemgate.guard.claim_calls import Record
 from idemgate.guard.context import build_guard_context
@@ -45,7 +45,6 @@ from idemgate.guard.decorator import OnceFunction, decorate
 from idemgate.guard.guard import Guard
 from idemgate.guard.manage import cancel, forget, inspect, join_marks, mark_call, mark_calls, resolve
 from idemgate.guard.options import ClaimOptions, GuardOptions, NoSkipOptions, check_choice, once_options, split_bare
-from idemgate.guard.settlement import record_settlement
 from idemgate.history.trace import EventTraces, trace_event
 from idemgate.presence.presence import make_observer
 from idemgate.store.context import Context, Redact
@@ -416,7 +415,7 @@ class Gate:
 
         Call it when the broker has the settlement, or has refused it. Sends nothing to the store.
 
-        | counter | log event of `idemgate.consumer` | when |
+        | counter | log event of `idemgate.once` | when |
         |---|---|---|
         | `consumer.handled`, `.duplicate`, `.unguarded`, `.skipped` | | acknowledged |
         | `consumer.in_progress` | | given back, because another owner runs the key |
@@ -498,7 +497,14 @@ class Gate:
         """
         return Claim(self.context, claim_request(self.context, key, fingerprint, options)).acquire()
 
-    def claim_many(self, keys: Iterable[Key], **options: Unpack[ClaimOptions]) -> ClaimBatch:
+    def claim_many(
+        self,
+        keys: Iterable[Key],
+        *,
+        fingerprints: Iterable[object] | None = None,
+        keep: Callable[[float], object] | None = None,
+        **options: Unpack[ClaimOptions],
+    ) -> ClaimBatch:
         """Claim many keys together and return their claims in order.
 
         One round trip, or one to each node of a cluster in parallel; more where the stored data is large. Each claim
@@ -508,6 +514,11 @@ class Gate:
 
         Args:
             keys: the idempotency keys.
+            fingerprints: a value for each key that identifies its payload, or None; see `Guard.run`. Only neighbours
+                with the same one share a script call, so different ones cost the server about as much as single claims.
+            keep: a function that gets the seconds for which the broker must not redeliver the messages from now on,
+                those of the lease. In a `with` block it is called soon after the begin, and every third of the lease
+                until the end, or until all leases are lost. See `Guard.run`.
             **options: see `ClaimOptions`.
 
         Returns:
@@ -515,12 +526,15 @@ class Gate:
             is the `error` of its claim.
 
         Raises:
-            InvalidArgument: a key is invalid; the error names its index. Nothing was sent.
+            InvalidArgument: a key or a fingerprint is invalid; the error names its index. Or `keep` is no plain
+                function. Nothing was sent.
             StoreError: the store did not answer. Granted claims are released if it can be reached, else their leases
                 expire.
         """
-        requests = claim_requests(self.context, keys, options)
-        return ClaimBatch(self.context, [Claim(self.context, request) for request in requests]).acquire()
+        if keep is not None:
+            check_blocking(keep, "keep", "Pass a plain function, or use gate.aio")
+        requests = claim_requests(self.context, keys, fingerprints, options)
+        return ClaimBatch(self.context, [Claim(self.context, request) for request in requests], keep).acquire()
 
     def complete_many(
         self, pairs: Iterable[tuple[BaseClaim, object]], *, retention: Duration | None = None

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 from idemgate.core.calls import run_plan_async
 from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
+from idemgate.core.validation import check_function
 from idemgate.dedup.dedup import AioDedup, Dedup
 from idemgate.guard.batch import AioClaimBatch, build_completions, build_releases, record_ends, run_ends_async
 from idemgate.guard.claim import AioClaim, BaseClaim, claim_request, claim_requests
 from idemgate.guard.claim_calls import Record
+from idemgate.guard.keep import Keep
 from idemgate.guard.manage import cancel, forget, inspect, join_marks, mark_call, mark_calls, resolve
 from idemgate.guard.options import ClaimOptions
 from idemgate.history.trace import EventTraces, trace_event
@@ -52,10 +54,19 @@ class AioGate:
         """Claim a key; see `Gate.claim`. `await` it, or use it in `async with`."""
         return AioClaim(self.context, claim_request(self.context, key, fingerprint, options))
 
-    def claim_many(self, keys: Iterable[Key], **options: Unpack[ClaimOptions]) -> AioClaimBatch:
-        """Claim many keys; see `Gate.claim_many`. `await` it, or use it in `async with`."""
-        requests = claim_requests(self.context, keys, options)
-        return AioClaimBatch(self.context, [AioClaim(self.context, request) for request in requests])
+    def claim_many(
+        self,
+        keys: Iterable[Key],
+        *,
+        fingerprints: Iterable[object] | None = None,
+        keep: Keep | None = None,
+        **options: Unpack[ClaimOptions],
+    ) -> AioClaimBatch:
+        """Claim many keys; see `Gate.claim_many`. `await` it, or use it in `async with`. `keep` may be async."""
+        if keep is not None:
+            check_function(keep, "keep")
+        requests = claim_requests(self.context, keys, fingerprints, options)
+        return AioClaimBatch(self.context, [AioClaim(self.context, request) for request in requests], keep)
 
     async def complete_many(
         self, pairs: Iterable[tuple[BaseClaim, object]], *, retention: Duration | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -18,6 +18,7 @@ from idemgate.guard.claim import AioClaim, BaseClaim, Claim, record_block_end, r
 from idemgate.guard.claim_calls import Claims, Completion
 from idemgate.guard.current import get_held, hold, set_held
 from idemgate.guard.heartbeat import EndTimeouts, end_timeouts
+from idemgate.guard.keep import AioKeeper, Keep, Keeper
 from idemgate.guard.request import Request
 from idemgate.store.context import Context
 
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 C = TypeVar("C", bound=BaseClaim)
+K = TypeVar("K", Keeper, AioKeeper)
 
 
 class _BaseBatch(list[C]):
@@ -78,6 +80,16 @@ class _BaseBatch(list[C]):
             return []  # the claims share their options
         return [claim for claim in self._entered if claim._is_held]
 
+    def _has_lost_all(self) -> bool:
+        """Return True if the block held claims, and all of them are lost."""
+        held = [claim for claim in self._entered if claim.started]
+        return bool(held) and all(claim.lease_lost for claim in held)
+
+    @property
+    def _is_done(self) -> bool:
+        """True if nothing is to do: each key is done or was refused."""
+        return all(claim.state == "done" for claim in self._entered)
+
     def _leave_block(self) -> None:
         """Stop the heartbeats."""
         set_held(self._around)
@@ -94,6 +106,12 @@ class ClaimBatch(_BaseBatch[Claim]):
     `claim.lease_lost`. A claim may have a block inside this one: `with claim:`.
     """
 
+    def __init__(
+        self, context: Context, claims: Iterable[Claim], keep: Callable[[float], object] | None = None
+    ) -> None:
+        super().__init__(context, claims)
+        self._keeper = _build_keeper(Keeper, context, self._requests(), keep)
+
     def acquire(self) -> Self:
         """Send the claims unless they were sent; `gate.claim_many` does this."""
         if not self._acquired:
@@ -108,6 +126,8 @@ class ClaimBatch(_BaseBatch[Claim]):
 
     def __enter__(self) -> Self:
         self._enter_block()
+        if self._keeper is not None and not self._is_done:
+            self._keeper.start_work(self._has_lost_all)
         return self
 
     def __exit__(
@@ -120,6 +140,8 @@ class ClaimBatch(_BaseBatch[Claim]):
                 record_block_end(self._context, held, outcomes, error)
         finally:
             self._leave_block()
+            if self._keeper is not None:
+                self._keeper.__exit__()
 
 
 class AioClaimBatch(_BaseBatch[AioClaim]):
@@ -127,6 +149,10 @@ class AioClaimBatch(_BaseBatch[AioClaim]):
 
     Use `claims = await gate.aio.claim_many(...)` or `async with gate.aio.claim_many(...) as claims`.
     """
+
+    def __init__(self, context: Context, claims: Iterable[AioClaim], keep: Keep | None = None) -> None:
+        super().__init__(context, claims)
+        self._keeper = _build_keeper(AioKeeper, context, self._requests(), keep)
 
     # `asyncio.gather` hashes its arguments.
     def __hash__(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -150,6 +176,8 @@ class AioClaimBatch(_BaseBatch[AioClaim]):
     async def __aenter__(self) -> Self:
         await self._acquire()
         self._enter_block()
+        if self._keeper is not None and not self._is_done:
+            self._keeper.start_work(self._has_lost_all)
         return self
 
     async def __aexit__(
@@ -162,6 +190,13 @@ class AioClaimBatch(_BaseBatch[AioClaim]):
                 record_block_end(self._context, held, outcomes, error)
         finally:
             self._leave_block()
+            if self._keeper is not None:
+                await self._keeper.__aexit__(kind)
+
+
+def _build_keeper(make: Callable[..., K], context: Context, requests: Sequence[Request], keep: Keep | None) -> K | None:
+    """Return the keeper of a batch, or None if there is nothing to keep."""
+    return None if keep is None or not requests else make(context.counters, requests[0].options, keep)
 
 
 def _batch_timeouts(context: Context, claims: Sequence[BaseClaim], completes: bool) -> EndTimeouts:

@@ -1,4 +1,4 @@
-"""Guarded callbacks for the loops of other libraries, which an exception would end."""
+"""Guarded callbacks for the loops of other libraries, which an exception would end. What consumers count and log."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from idemgate.core.counters import Counters
 from idemgate.core.scopes import qualified_name
-from idemgate.core.text import event_log
+from idemgate.core.text import event_log, message_of, one_line
 from idemgate.core.validation import call_blocking, is_async
 from idemgate.core.verdict import Verdict
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.guard.decorator import build_judge, build_judge_async
 
-__all__ = ["OnFailure", "OnVerdict", "wrap_callback"]
+__all__ = ["OnFailure", "OnVerdict", "record_settlement", "wrap_callback"]
 
 log: logging.Logger = event_log("idemgate.once")
 OnFailure = Literal["raise", "log"]
@@ -75,3 +75,25 @@ def _check_blocking_settlement(on_verdict: OnVerdict | None) -> None:
     if on_verdict is not None and is_async(on_verdict):
         fix = "Pass a plain function, or decorate an async one"
         raise InvalidArgument("on_verdict", qualified_name(on_verdict), "async, and the callback is not", fix)
+
+
+def record_settlement(
+    counters: Counters, scope: str, verdict: Verdict[Any], message_id: object, error: BaseException | None
+) -> None:
+    """Count and log one settlement; see `Gate.record_settlement`."""
+    facts: dict[str, Any] = {"scope": scope, "id": message_id}
+    if error is not None:
+        counters.add("consumer.unsettled")
+        log.warning(
+            "consumer.unsettled scope=%r id=%r outcome=%s: %s: %s", *facts.values(), verdict.outcome,
+            type(error).__name__, one_line(message_of(error)), extra=facts | {"outcome": verdict.outcome},
+        )  # fmt: skip
+        return
+    counters.add(f"consumer.{verdict.outcome}")
+    facts["attempt"] = verdict.attempt
+    if verdict.outcome == "rejected":
+        log.error("consumer.rejected scope=%r id=%r attempt=%d", *facts.values(), exc_info=verdict.error, extra=facts)
+    elif verdict.outcome == "failed":
+        log.warning("consumer.failed scope=%r id=%r attempt=%d", *facts.values(), exc_info=verdict.error, extra=facts)
+    elif verdict.outcome == "lost":
+        log.warning("consumer.lost scope=%r id=%r attempt=%d", *facts.values(), exc_info=verdict.error, extra=facts)

@@ -634,14 +634,30 @@ def claim_request(context: Context, key: Key, fingerprint: object, options: Clai
     return build_request(checked_options, Claims(context.namespace, context.clock), key, packed)
 
 
-def claim_requests(context: Context, keys: Iterable[Key], options: ClaimOptions) -> list[Request]:
-    """Build the requests of many claims. Raise InvalidArgument, which names the index of a bad key."""
+def claim_requests(
+    context: Context, keys: Iterable[Key], fingerprints: Iterable[object] | None, options: ClaimOptions
+) -> list[Request]:
+    """Build the requests of many claims. Raise InvalidArgument, which names the index of a bad key or fingerprint."""
     checked_options, claims = claim_options(context.codec, options), Claims(context.namespace, context.clock)
     _register(context, checked_options)
+    given = [*check_iterable(keys, "keys", "Pass a list of keys")]
+    prints = _digest_each(fingerprints, len(given))
     requests: list[Request] = []
-    for key in check_iterable(keys, "keys", "Pass a list of keys"):
+    for key, fingerprint in zip(given, prints, strict=True):
         try:
-            requests.append(build_request(checked_options, claims, key))
+            requests.append(build_request(checked_options, claims, key, fingerprint))
         except InvalidArgument as error:
             raise InvalidArgument(f"keys[{len(requests)}]", error.value, error.problem, error.fix) from None
     return requests
+
+
+def _digest_each(fingerprints: Iterable[object] | None, n: int) -> list[bytes]:
+    if fingerprints is None:
+        return [b""] * n
+    each = list(check_iterable(fingerprints, "fingerprints", _FINGERPRINTS))
+    if len(each) != n:
+        raise InvalidArgument("fingerprints", each, f"{len(each)} of them for {n} keys", _FINGERPRINTS)
+    return [b"" if value is None else digest(value, name=f"fingerprints[{index}]") for index, value in enumerate(each)]
+
+
+_FINGERPRINTS = "Pass a list with one value for each key, or None"

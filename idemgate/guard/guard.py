@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import functools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from inspect import CO_COROUTINE
+from threading import Thread
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from idemgate.core.codec import digest
@@ -16,7 +20,6 @@ from idemgate.core.verdict import Verdict
 from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.call import run, run_async, run_without_key, run_without_key_async
 from idemgate.guard.context import GuardContext
-from idemgate.guard.in_thread import in_thread, outlive_caller
 from idemgate.guard.judge import judge
 from idemgate.guard.keep import Keep, run_kept, run_kept_async
 from idemgate.guard.request import Request, build_request
@@ -27,6 +30,8 @@ __all__ = ["AioGuard", "Guard", "Keep"]
 R = TypeVar("R")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+_calls: set[asyncio.Task[Any]] = set()
+"""The calls of plain functions: an event loop refers to its tasks weakly."""
 
 
 class _BaseGuard:
@@ -218,7 +223,7 @@ class AioGuard(_BaseGuard):
         if isinstance(request, Verdict):
             return request
         call = self._run(request, work, message, keep)
-        return await (call if is_native else outlive_caller(call))
+        return await (call if is_native else _outlive_caller(call))
 
     async def _run(
         self, request: Request | MissingKey, work: Callable[..., Awaitable[Any]], message: Any, keep: Keep | None
@@ -267,7 +272,7 @@ class AioGuard(_BaseGuard):
         if keep is not None:
             check_function(keep, "keep")
         call = run_many_async(self._guard, messages, work, keep, concurrency, self._build_request, self.run)
-        return await (call if is_native else outlive_caller(call))
+        return await (call if is_native else _outlive_caller(call))
 
 
 _USE_AIO = "Pass a plain function, or use guard.aio"
@@ -284,4 +289,58 @@ def _adapt(handler: Callable[..., Any]) -> tuple[Callable[..., Awaitable[Any]], 
     if code is not None and code.co_flags & CO_COROUTINE:
         return handler, True  # the common case, in a third of the time
     check_function(handler, "handler")
-    return (handler, True) if is_async(handler) else (in_thread(handler), False)
+    return (handler, True) if is_async(handler) else (_in_thread(handler), False)
+
+
+# -- plain functions in threads ---------------------------------------------------------------------------------------
+
+
+def _in_thread(handler: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return an async handler that calls a plain one in a thread, in a copy of the context, and awaits what it returns.
+
+    A thread cannot be stopped. So a cancellation has no effect while it runs, and the claim lasts until it has ended.
+    """
+
+    async def run(*message: Any) -> Any:
+        returned = await _call_in_thread(handler, message)
+        return await returned if hasattr(returned, "__await__") else returned
+
+    return run
+
+
+async def _outlive_caller(call: Coroutine[Any, Any, T]) -> T:
+    """Await a call whose handler may run in a thread. A cancelled caller does not wait for the thread.
+
+    The call is cancelled, too, and ends when its thread has ended: what has not started does not start.
+    """
+    task = asyncio.create_task(call)
+    _calls.add(task)
+    task.add_done_callback(_calls.discard)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+
+
+async def _call_in_thread(handler: Callable[..., Any], message: tuple[Any, ...]) -> Any:
+    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+    ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+    def work() -> None:
+        try:
+            outcome: tuple[Any, BaseException | None] = context.run(handler, *message), None
+        except BaseException as error:  # noqa: BLE001 - it is raised in the event loop
+            outcome = None, error
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(ended.set_result, outcome)
+
+    # Not of a pool: a handler that waits for another one would wait for ever for a thread.
+    Thread(target=work, name="idemgate-handler", daemon=True).start()
+    while not ended.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({ended})
+    value, error = ended.result()
+    if error is not None:
+        raise error
+    return value

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.clock import monotonic
+from idemgate.core.counters import Counters
 from idemgate.core.text import message_of, one_line
 from idemgate.core.validation import call_blocking, is_async
 from idemgate.core.verdict import Verdict
@@ -22,6 +23,7 @@ from idemgate.guard.call import run, run_async, run_without_key, run_without_key
 from idemgate.guard.context import GuardContext
 from idemgate.guard.current import get_current
 from idemgate.guard.judge import judge
+from idemgate.guard.options import OnceOptions
 from idemgate.guard.request import INFINITE, Request
 
 __all__ = ["AioKeeper", "Keep", "Keeper", "run_kept", "run_kept_async"]
@@ -42,7 +44,7 @@ def run_kept(
     kwargs: dict[str, Any],
 ) -> Verdict[Any]:
     """Run one guarded call and return its verdict. Call `keep` as long as it waits for another owner or works."""
-    with Keeper(guard, keep) as keeper:
+    with Keeper(guard.context.counters, guard.options, keep) as keeper:
         kept = functools.partial(keeper.run, work)
         if isinstance(request, MissingKey):
             return run_without_key(guard, request, kept, args, kwargs)
@@ -60,7 +62,7 @@ async def run_kept_async(
     kwargs: dict[str, Any],
 ) -> Verdict[Any]:
     """Run one guarded call and return its verdict; see `run_kept`."""
-    async with AioKeeper(guard, keep) as keeper:
+    async with AioKeeper(guard.context.counters, guard.options, keep) as keeper:
         kept = functools.partial(keeper.run, work)
         if isinstance(request, MissingKey):
             return await run_without_key_async(guard, request, kept, args, kwargs)
@@ -76,13 +78,13 @@ class _BaseKeeper:
     broker.
     """
 
-    def __init__(self, guard: GuardContext, keep: Keep) -> None:
-        self._counters = guard.context.counters
+    def __init__(self, counters: Counters, options: OnceOptions, keep: Keep) -> None:
+        self._counters = counters
         self._keep = keep
-        self._lease = guard.options.lease / 1000
+        self._lease = options.lease / 1000
         self._first = min(FIRST, self._lease / 3)
         self._patience = min(SOCKET_TIMEOUT, self._lease / 3)
-        self._max_run = guard.options.max_run / 1000 or INFINITE
+        self._max_run = options.max_run / 1000 or INFINITE
         self._ends = INFINITE
         self._is_lost: Callable[[], bool] = bool
 
@@ -112,8 +114,8 @@ class _BaseKeeper:
 class Keeper(_BaseKeeper):
     """Calls `keep` in its own thread until the block ends, the lease is lost, or `max_run` has passed."""
 
-    def __init__(self, guard: GuardContext, keep: Callable[[float], object]) -> None:
-        super().__init__(guard, keep)
+    def __init__(self, counters: Counters, options: OnceOptions, keep: Callable[[float], object]) -> None:
+        super().__init__(counters, options, keep)
         self._stop = Event()
         self._thread: Thread | None = None
 
@@ -149,8 +151,8 @@ class Keeper(_BaseKeeper):
 class AioKeeper(_BaseKeeper):
     """Calls `keep` in a task of the event loop: a coroutine function is awaited, others run in a thread."""
 
-    def __init__(self, guard: GuardContext, keep: Keep) -> None:
-        super().__init__(guard, keep)
+    def __init__(self, counters: Counters, options: OnceOptions, keep: Keep) -> None:
+        super().__init__(counters, options, keep)
         self._task: asyncio.Task[None] | None = None
         self._calling = self._stopped = False
 

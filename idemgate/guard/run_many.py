@@ -276,7 +276,7 @@ def run_many(
 ) -> list[Verdict[R]]:
     """Run a batch; see `Guard.run_many`. `run` runs a message that is not part of it."""
     batch = _MessageBatch[T, R](guard, messages, build_request)
-    with nullcontext() if keep is None else Keeper(guard, keep) as keeper:
+    with nullcontext() if keep is None else Keeper(guard.context.counters, guard.options, keep) as keeper:
         _run_together(batch, handler, keeper)
     for index in batch.alone:
         key, message = batch.messages[index]
@@ -338,7 +338,7 @@ async def run_many_async(
     """Run a batch; see `AioGuard.run_many`."""
     places = asyncio.Semaphore(check_int("concurrency", concurrency, 1))
     batch = _MessageBatch[T, R](guard, messages, build_request)
-    async with nullcontext() if keep is None else AioKeeper(guard, keep) as keeper:
+    async with nullcontext() if keep is None else AioKeeper(guard.context.counters, guard.options, keep) as keeper:
         await _run_together_async(batch, handler, keeper, places)
     for index in batch.alone:
         key, message = batch.messages[index]

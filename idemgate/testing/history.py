@@ -19,7 +19,7 @@ __all__ = ["Event", "History"]
 class History:
     """The events of runs in the order of their arrival, from any thread.
 
-    Use `with history.run("k", token): ...` in a handler, and `history.done("k", token)` once the store has confirmed.
+    Use `with history.run("k", token): ...` in a handler, and `history.record_done("k", token)` once the store has confirmed.
     `audit(gate, history=history.findings())` checks the events.
 
     Args:
@@ -64,7 +64,7 @@ class History:
             delivery.key, delivery.token, delivery.attempt, work=delivery.id, group=delivery.group, note=note
         )
 
-    def done(self, key: str, token: int, *, work: str = "") -> None:
+    def record_done(self, key: str, token: int, *, work: str = "") -> None:
         """Record that the store has confirmed a completion or an acknowledgement."""
         self.add(Event("done", key, token, work=work))
 

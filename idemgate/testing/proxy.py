@@ -101,7 +101,7 @@ class Proxy:
         self._plan("drop", word, times)
 
     @property
-    def planned(self) -> int:
+    def faults_left(self) -> int:
         """How many faults wait for a request."""
         with self._lock:
             return self._toxics.total()

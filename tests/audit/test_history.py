@@ -93,7 +93,7 @@ def test_a_recorder_tells_each_event_elsewhere_and_is_made_of_it_again() -> None
     history = History(lambda event: lines.append(event.to_json()))
     with pytest.raises(KeyError), history.run("k", 7, 2, work="w", note=[1]):
         raise KeyError
-    history.done("k", 7, work="w")
+    history.record_done("k", 7, work="w")
     history.record_death("nobody")
     assert [json.loads(line)["what"] for line in lines] == ["start", "end", "done", "gone"]
     assert History.of(lines).events == history.events
@@ -111,7 +111,7 @@ def test_a_history_of_deliveries_is_audited_with_the_store(gate: Gate, fault: bo
         if fault:
             history.delivery(b).__enter__()
     topic.ack([a, b])
-    history.done(a.key, a.token, work=a.id)
+    history.record_done(a.key, a.token, work=a.id)
     # Then the report says so
     report = audit(gate, history=history.findings())
     assert report.by_kind == ({"overlap-group": 1} if fault else {})

@@ -500,7 +500,7 @@ async def test_of_batches_that_overlap_each_key_is_done_by_one(face: Any) -> Non
             done = [one for one in mine if drawn.random() < 0.7]
             assert await face.complete_many([(claim, key) for key, claim in done]) == [True] * len(done)
             for key, claim in done:
-                history.done(key, claim.token)
+                history.record_done(key, claim.token)
 
     async def consumer(number: int) -> None:
         for turn in range(12):
@@ -544,3 +544,27 @@ def test_each_claim_of_a_batch_has_its_own_retention(gate: Gate, raw: Any) -> No
     left = {key: raw.pttl(key) for key in raw.scan_iter(f"*{gate.namespace}*")}
     hours = sorted(round(ms / 3_600_000, 1) for key, ms in left.items() if key.rsplit(b":", 1)[-1].startswith(b"k"))
     assert hours == [1.0, 2.0, 3.0]
+
+
+async def test_claims_of_a_batch_have_their_own_fingerprints(face: Any) -> None:
+    keys = [f"k{n}" for n in range(6)]
+    prints = [{"total": n // 2} for n in range(4)] + [None, b"body"]
+    claims = await face.claim_many(keys, fingerprints=prints, scope="s")
+    assert [claim.state for claim in claims] == ["started"] * 6
+    await face.complete_many([(claim, n) for n, claim in enumerate(claims)])
+    # When some come with another payload, then those are refused
+    again = await face.claim_many(keys, fingerprints=[{"total": 0}] * 4 + [None, "body"], scope="s")
+    assert [type(claim.error) for claim in again] == [type(None)] * 2 + [KeyReused] * 2 + [type(None), KeyReused]
+    # And a guard finds the same fingerprint
+    guard = face.guard("s")
+    assert (await guard.run("k2", lambda: 1, fingerprint={"total": 1})).value == 2
+
+
+@pytest.mark.parametrize(("prints", "name"), [(["one"], "fingerprints="), (["one", object()], r"fingerprints\[1\]")])
+async def test_bad_fingerprints_of_a_batch_are_refused_before_anything_is_sent(
+    face: Any, stored: Any, prints: Any, name: str
+) -> None:
+    before = stored()
+    with pytest.raises(InvalidArgument, match=name):
+        await face.claim_many(["a", "b"], fingerprints=prints, scope="s")
+    assert stored() == before

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, current
-from idemgate.guard.in_thread import _calls
+from idemgate.guard.guard import _calls
 from tests.waiting import eventually
 
 

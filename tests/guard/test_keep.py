@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, InvalidArgument, current
+from tests.guard.test_batches import block
 from tests.guard.test_verdicts import fail, guarded_in
-from tests.waiting import wait_until
+from tests.waiting import eventually, wait_until
 
 LONG = {"lease": "60s"}
 """A third of it is longer than a test: what is called in a test was called at once."""
@@ -186,3 +187,29 @@ async def test_the_copies_in_a_batch_are_kept_too(face: Any) -> None:
 
     batch = await guard.run_many([("k", 1), ("k", 2)], handle, keep=lambda _: called.set())
     assert [verdict.value for verdict in batch] == [None, True]
+
+
+async def test_a_block_of_claims_is_kept_until_its_end(face: Any) -> None:
+    called = threading.Event()
+    options: Any = {"scope": "orders", "keep": lambda _: called.set(), **LONG}
+    async with block(face, ["a", "b"], **options):
+        await eventually(called.is_set)
+    await eventually(lambda: not keeps())
+    # A block that finds nothing to do keeps nothing
+    for key in "ab":
+        await (await face.claim(key, scope="orders")).complete()
+    async with block(face, ["a", "b"], **options):
+        assert not keeps()
+    async with block(face, [], **options) as none:
+        assert none == []
+
+
+def test_claims_refuse_what_is_no_keep(gate: Gate) -> None:
+    async def keep(seconds: float) -> None: ...
+
+    for bad in (keep, 5):
+        with pytest.raises(InvalidArgument, match="keep"):
+            gate.claim_many(["a"], keep=bad, scope="orders")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="keep"):
+        gate.aio.claim_many(["a"], keep=5, scope="orders")  # type: ignore[arg-type]
+    assert gate.inspect("a", scope="orders").state == "absent"

@@ -16,7 +16,7 @@ LEVELS = {"rejected": "ERROR", "failed": "WARNING", "lost": "WARNING"}
 
 @for_each("outcome", get_args(Outcome))
 def test_a_settlement_is_counted_by_its_outcome(gate: Gate, caplog: pytest.LogCaptureFixture, outcome: Any) -> None:
-    caplog.set_level(logging.DEBUG, "idemgate.consumer")
+    caplog.set_level(logging.DEBUG, "idemgate.once")
     before, logged = gate.counters[f"consumer.{outcome}"], len(caplog.records)
     gate.record_settlement("orders", Verdict(outcome, error=ValueError("a\nb"), attempt=2), "m-1\x1b")
     assert gate.counters[f"consumer.{outcome}"] == before + 1

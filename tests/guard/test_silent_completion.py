@@ -45,7 +45,7 @@ def outlast_leases(gate: Gate, clock: Clock, proxy: Proxy) -> Callable[..., Any]
     half of a lease the owner renews, and another caller is refused."""
 
     async def outlast(*keys: str) -> None:
-        await eventually(lambda: proxy.planned < 1000)
+        await eventually(lambda: proxy.faults_left < 1000)
         for _ in range(4):
             clock.advance("500ms")
             for key in keys:
@@ -152,7 +152,7 @@ async def test_a_cancelled_caller_keeps_its_lease_until_its_completion_is_answer
     # Given a caller that is cancelled while its completion does not arrive
     proxy.swallow_request(COMPLETE, 1000)
     calling = asyncio.create_task(complete(owner.gate))
-    await eventually(lambda: proxy.planned < 1000)
+    await eventually(lambda: proxy.faults_left < 1000)
     calling.cancel()
     with suppress(asyncio.CancelledError):
         await calling
@@ -226,7 +226,7 @@ async def test_a_renewal_without_a_reply_is_sent_again_before_the_lease_ends(
         before = owner.gate.counters["once.lease_lost"]
         async with owner.gate.aio.claim_many(keys, **LEASE) as claims:
             proxy.swallow_request(renew)
-            await eventually(lambda: not proxy.planned)
+            await eventually(lambda: not proxy.faults_left)
             sent = {heartbeat: heartbeat.last for one in tuple(renewals) if (heartbeat := one())}
             await eventually(
                 lambda: (
@@ -257,7 +257,7 @@ async def test_a_renewal_without_a_reply_delays_no_shorter_lease(
             # When the renewal of the long one is not answered
             proxy.swallow_request(renew)
             owner.context.heartbeat.hasten(long)
-            await eventually(lambda: not proxy.planned)
+            await eventually(lambda: not proxy.faults_left)
             # Then the short one is renewed in time
             for _ in range(4):
                 clock.advance("500ms")
@@ -277,7 +277,7 @@ async def test_a_lease_that_cannot_be_renewed_while_its_completion_waits_is_coun
     proxy.swallow_request(COMPLETE, 1000)
     proxy.swallow_request(renew, 1000)
     calling = asyncio.ensure_future(pay("a"))
-    await eventually(lambda: proxy.planned < 2000)
+    await eventually(lambda: proxy.faults_left < 2000)
     # When its lease ends, and another caller runs the work
     clock.advance("10s")
     with gate.claim("a", **LEASE) as claim:

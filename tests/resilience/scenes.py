@@ -108,7 +108,7 @@ def guarded(order: Order) -> Callable[[], object]:
         except ConnectionError as error:
             return f"failed: {error}"
         if ran:
-            history.done(order["key"], ran[-1], work=order["key"])
+            history.record_done(order["key"], ran[-1], work=order["key"])
         return said
 
     return scene

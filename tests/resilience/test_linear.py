@@ -104,7 +104,7 @@ class History:
     def _spoil(self, drawn: random.Random, clients: list[threading.Thread]) -> None:
         proxy = self.proxy
         while any(one.is_alive() for one in clients):
-            if not proxy.planned:  # or requests would never get through
+            if not proxy.faults_left:  # or requests would never get through
                 drawn.choice([proxy.cut_reply, proxy.double_request, proxy.drop_request, proxy.hold_request])(SCRIPT)
             if drawn.random() < 0.3:
                 proxy.release()

@@ -647,7 +647,11 @@ async def consume(guard: Guard) -> None:
         assert verdict.error is not None
         raise verdict.error
     guard.run("k", length, 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await guard.aio.run("k", length_async)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await guard.aio.run("k", length_async, 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(await guard.aio.run("k", length, "abc"), Verdict[int])
+    assert_type(await guard.aio.run_many([(None, "x")], length), list[Verdict[int]])
+    assert_type(gate.once(length).verdict("abc", keep=print), Verdict[int])
+    assert_type(await gate.once(length_async).verdict("abc"), Verdict[int])
     assert_type(guard.run("k", length, "abc").error, Exception | None)  # what `exc=` of Celery's `retry` takes
 
 

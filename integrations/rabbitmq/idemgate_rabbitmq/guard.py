@@ -109,6 +109,7 @@ def guarded(
     | the callback raised `Bury`, or an error that each delivery repeats (below) | rejected | `rabbitmq.rejected` |
     | the callback raised what is not the message's fault (below) | requeued without a count | `rabbitmq.deferred` |
     | the callback raised anything else | requeued after `pause`, or the delay of `Retry` | `rabbitmq.failed` |
+    | ... in the last of `max_attempts` | rejected | `rabbitmq.rejected` |
     | the claim raised anything else, such as `UnexpectedData` | requeued after `pause` | `rabbitmq.failed` |
     | the store failed after the callback returned | acknowledged; a copy may run again | `rabbitmq.handled` |
     | the callback returned after its lease was lost | requeued without a count after `pause` | `rabbitmq.lost` |
