@@ -29,13 +29,14 @@ class Proxy:
         parts = urlsplit(upstream)
         userinfo, at, _ = parts.netloc.rpartition("@")
         scheme, path = ("redis", "") if parts.scheme == "unix" else (parts.scheme, parts.path)
-        self.url = f"{scheme}://{userinfo}{at}127.0.0.1:{self.port}{path}"
-        self.delay = 0.0
-        self.black_hole = False
-        self.mute = False
+        self.url: str = f"{scheme}://{userinfo}{at}127.0.0.1:{self.port}{path}"
+        self.delay: float = 0.0
+        self.black_hole: bool = False
+        self.mute: bool = False
         self.passed: list[bytes] = []
         self._remember = remember
-        self.replied = self.swallowed = 0
+        self.replied: int = 0
+        self.swallowed: int = 0
         self._toxics: Counter[tuple[str, bytes]] = Counter()
         self._held: list[bytes] = []
         self._let_through = 0
