@@ -222,13 +222,13 @@ async def test_a_delivery_of_work_that_has_not_ended_is_rejected(gate: Gate) -> 
         )
         for verdict in (
             contextvars.copy_context().run(run, delivery), await run_async(delivery),
-            await Callback(_returning(result))("message"),
+            await Callback(_returning(result), gate.context, "s")("message"),
         ):  # fmt: skip
             assert (verdict.outcome, type(verdict.error)) == ("rejected", InvalidArgument)
     # A subscriber awaits what a lambda around a coroutine function returns, but no thread
-    subscriber: Callback[str] = Callback(lambda message: handle_async(message))
+    subscriber: Callback[str] = Callback(lambda message: handle_async(message), gate.context, "s")
     assert ((await subscriber("m")).outcome, ran) == ("handled", ["m"])
-    pool: Callback[str] = Callback(lambda _: concurrent.futures.Future())
+    pool: Callback[str] = Callback(lambda _: concurrent.futures.Future(), gate.context, "s")
     assert (await pool("m")).outcome == "rejected"
 
 
@@ -282,7 +282,7 @@ async def test_a_decorator_above_a_guarded_handler_runs(gate: Gate, above: Any, 
         await build_run_async(handler, gate.context)(delivery)
         if awaiting
         else build_run(handler, gate.context)(delivery),
-        await Callback(handler)("message"),
+        await Callback(handler, gate.context, "s")("message"),
     ]
     # Then each call goes through the decorator, and the effect happens once
     assert [verdict.outcome for verdict in verdicts] == ["handled", "handled"]

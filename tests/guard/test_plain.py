@@ -569,7 +569,7 @@ async def test_marks_and_batches_are_answered_once_while_requests_and_replies_ar
 
         def spoil() -> None:
             nonlocal planned
-            if not proxy.planned:  # a new connection begins with scripts
+            if not proxy.faults_left:  # a new connection begins with scripts
                 faults = proxy.cut_reply, proxy.drop_request, proxy.double_request
                 faults[planned % 3](b"$2\r\nNX\r\n")
                 planned += 1
@@ -597,7 +597,7 @@ async def test_a_claim_whose_connection_is_lost_between_its_two_replies_asks_the
         face = await ask_for_plain(Face(gate, plain.awaiting))
         proxy.cut_reply_at(SECOND, len(b"$-1\r\n"))
         claims = await face.claim_many(["k", "l"]) if batch else [await face.claim("k")]
-        assert proxy.planned == 0
+        assert proxy.faults_left == 0
         assert [(claim.state, claim.attempt) for claim in claims] == [("started", 1)] * len(claims)
         assert record("k")[0] == CLAIM
         assert claims[0].token == (await plain.inspect("k")).token
