@@ -7,7 +7,6 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from difflib import get_close_matches
 
 from idemgate.audit.catalogue import CATALOGUE
 from idemgate.audit.findings import Finding
@@ -116,6 +115,7 @@ def _redis_cli(server: str, mend: str) -> str:
 
 def _judge_topics(snapshot: Snapshot) -> Iterator[Finding]:
     by_topic = group_by_topic(snapshot.processes)
+    served = [one for one in snapshot.topics if by_topic[one.name]]
     unlisted = any(one.dropped.get("topics") for one in snapshot.processes)
     for topic in snapshot.topics:
         serving = by_topic[topic.name]
@@ -129,7 +129,7 @@ def _judge_topics(snapshot: Snapshot) -> Iterator[Finding]:
             yield from hanging or _judge_lateness(snapshot, topic, serving)
             yield from _judge_groups(snapshot, topic)
         else:
-            yield from _judge_unserved(snapshot, topic, [one for one in snapshot.topics if by_topic[one.name]])
+            yield from _judge_unserved(snapshot, topic, served)
 
 
 def group_by_topic(processes: Iterable[Process]) -> defaultdict[str, list[Process]]:
@@ -182,9 +182,9 @@ def _judge_unserved(snapshot: Snapshot, topic: TopicSeen, served: Sequence[Topic
 
 
 def _guess_name(topic: TopicSeen, served: Sequence[TopicSeen]) -> str:
-    """Return what to do if one of these is the topic under another name: a name like it, or the only unused one."""
-    unused = [one.name for one in served if not one.stats["accepted"]]
-    names = get_close_matches(topic.name, [one.name for one in served], 1, cutoff=0.7) or unused
+    """Return what to do if a served topic is this one under another name: the only one like it, or the only unused."""
+    similar = [one.name for one in served if topic.name in one.name or one.name in topic.name]
+    names = similar or [one.name for one in served if not one.stats["accepted"]]
     if len(names) != 1:
         return ""
     return f" (if its name is {names[0]!r} now: {verb_line('topic', 'transfer', topic.name, names[0])})"

@@ -324,6 +324,7 @@ def test_commands_name_what_they_mend() -> None:
     [
         ({"mails-v2": 7, "jobs": 9}, "mails-v2"),  # its producers were renamed, too
         ({"letters": 0, "jobs": 9}, "letters"),  # its producers were not
+        ({"mails-eu": 7, "mails-us": 7, "letters": 0}, None),
         ({"letters": 0, "jobs": 0}, None),
         ({"letters": 1, "jobs": 1}, None),
     ],
