@@ -27,6 +27,7 @@ __all__ = [
     "Call",
     "Incomplete",
     "PerKeyCall",
+    "PlainAnswers",
     "Plan",
     "Redirect",
     "SlotMoved",
@@ -209,11 +210,8 @@ class PerKeyCall(Call[Any], Generic[T]):
         """Return the plain commands of all keys: one for each, or two with `pair`."""
         return b""
 
-    def read_plain(self, replies: Sequence[Any], asked: float) -> tuple[list[T | None], list[Call[Any]]]:
-        """Return the answer for each key in the replies to `frame_plain`, and calls to send before the script.
-
-        None stands for an answer that the script must give. `asked` as for `answer_plain`.
-        """
+    def read_plain(self, replies: Sequence[Any], asked: float) -> PlainAnswers[T]:
+        """Return the answers in the replies to `frame_plain`. `asked` as for `answer_plain`."""
         raise NotImplementedError
 
     def _answer_of(self, key: bytes, reply: Any) -> T | StoreError:
@@ -238,6 +236,10 @@ class PerKeyCall(Call[Any], Generic[T]):
         starts = [self.common + place * per_key for place in places]
         args = [*self.args[: self.common], *(word for start in starts for word in self.args[start : start + per_key])]
         return type(self)(self.script, tuple([self.keys[place] for place in places]), args, self.read, self.common)
+
+
+PlainAnswers = tuple[list[T | None], list[Call[Any]]]
+"""An answer for each key, or None where the script must give it; and the calls to send before that script."""
 
 
 def call(name: str, keys: tuple[bytes, ...], args: Sequence[Arg], read: Callable[[Reply], T]) -> Call[T]:

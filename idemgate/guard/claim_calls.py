@@ -14,6 +14,7 @@ from idemgate.core.calls import (
     Arg,
     Call,
     PerKeyCall,
+    PlainAnswers,
     Redirect,
     Reply,
     bulk,
@@ -419,21 +420,11 @@ class MarkMany(PerKeyCall[bool]):
     def frame_plain(self) -> bytes:
         return _frame_marks(self.plain_terms, self.args[1], self.keys)
 
-    def read_plain(
-        self,
-        replies: Sequence[Any],
-        asked: float,  # noqa: ARG002 - no time matters here
-    ) -> tuple[list[bool | None], list[Call[Any]]]:
+    def read_plain(self, replies: Sequence[Any], asked: float) -> PlainAnswers[bool]:  # noqa: ARG002 - as `PlainMark`
         owner = self.args[1]
         return [True if old is None else _is_known(old, owner) for old in replies], []
 
     def answer(self, reply: Any) -> list[bool | StoreError]:
-        """Return whether each mark was the first one.
-
-        Raises:
-            UnexpectedData: a key holds data that idemgate did not write. No key was marked.
-            DecodeError: the reply has an unknown form.
-        """
         answers: list[bool | StoreError] = super(PerKeyCall, self).answer(reply)
         return answers
 
@@ -449,7 +440,7 @@ class ClaimMany(PerKeyCall[ClaimReply]):
         self._singles = [PlainClaim((key,), owner, self.plain_terms, 0) for key, owner in owned]
         return b"".join([one.plain for one in self._singles])
 
-    def read_plain(self, replies: Sequence[Any], asked: float) -> tuple[list[ClaimReply | None], list[Call[Any]]]:
+    def read_plain(self, replies: Sequence[Any], asked: float) -> PlainAnswers[ClaimReply]:
         pairs = list(zip(self._singles, zip(replies[::2], replies[1::2], strict=True), strict=True))
         refused = [one for one, (_, second) in pairs if isinstance(second, Exception)]
         undo = [Call(one.script, one.keys, one.args, one.read, None, one.undo_plain) for one in refused]
