@@ -50,7 +50,7 @@ async def test_first_calls_and_replays_leave_no_trace(face: Any, gate: Gate, raw
     await face.first("f", "1h")
     # Then nothing waits to be noted, and nothing is stored
     assert gate.context.notes is None
-    assert list(raw.scan_iter("*:history:*")) == []
+    assert list(raw.scan_iter(f"*{gate.namespace}:*history:*")) == []
 
 
 async def test_a_failure_is_told_with_its_attempt_and_its_error(face: Any, gate: Gate, told: Told) -> None:

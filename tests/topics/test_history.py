@@ -18,8 +18,6 @@ from idemgate.topics.messages import Forward
 from tests.conftest import Face
 from tests.for_each import for_each
 
-ME = process_bytes().hex()
-
 
 def history(gate: Gate, key: str = "k", topic: str = "t") -> KeyHistory:
     return find_message_history(gate.context, key)[topic]
@@ -80,9 +78,10 @@ async def test_a_duplicate_that_ran_twice_is_explained(face: Any, gate: Gate, cl
     assert await topic.ack(late) == "lost"
     assert await topic.ack(again) == "ok"
     # Then the history tells which one was late, and who took it over
+    me = process_bytes().hex()
     lapsed, lost = reversed(history(gate).transitions)
-    assert (lapsed.what, lapsed.token, lapsed.attempts, lapsed.by) == ("lapsed", late.token, 1, ME)
-    assert (lost.what, lost.token, lost.by) == ("lost", late.token, ME)
+    assert (lapsed.what, lapsed.token, lapsed.attempts, lapsed.by) == ("lapsed", late.token, 1, me)
+    assert (lost.what, lost.token, lost.by) == ("lost", late.token, me)
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -183,7 +182,7 @@ async def test_a_gate_that_redacts_hides_keys_in_histories(
             await topic.cancel("4711")
         await hiding.aio.close()
     # Then no history holds it, and one who knows it finds it
-    names = list(raw.scan_iter("*:history"))
+    names = list(raw.scan_iter(f"*{gate.namespace}:*:history"))
     assert len(names) == 2
     assert all(b"4711" not in b"".join(raw.lrange(name, 0, -1)) for name in names)
     assert told(gate, "4711") == [("cancelled", 0, 1)]
@@ -203,10 +202,10 @@ async def test_a_history_stays_where_it_is_when_the_number_of_slots_changes(
             await topic.reshard(slots)
     # Then all are found, whatever the group
     assert [what for what, _, _ in told(gate)] == ["cancelled"] * 3
-    assert len(list(raw.scan_iter("*:history"))) == 3
+    assert len(list(raw.scan_iter(f"*{gate.namespace}:*:history"))) == 3
     # And they are gone with the topic
     await topic.delete()
-    assert list(raw.scan_iter("*:history")) == []
+    assert list(raw.scan_iter(f"*{gate.namespace}:*:history")) == []
 
 
 async def test_a_history_of_another_type_costs_no_message(face: Any, gate: Gate, raw: Any, namespace: str) -> None:
@@ -276,12 +275,13 @@ async def test_an_event_is_traced_through_merges_and_retries(face: Any, gate: Ga
     again = {one.key: one for one in await topic.take(100)}
     await topic.ack(again["k"])
     # Then each of them knows the deliveries that took it
+    me = process_bytes().hex()
     for event_id, status, tokens in (
         ("one", "scheduled", [taken["k"], again["k"]]), ("two", "merged", [taken["k"], again["k"]]),
         ("three", "scheduled", [again["k"]]),
     ):  # fmt: skip
         [found] = (await traces(face, event_id)).found
-        assert (found.topic, found.key, found.status, found.outcome, found.by) == ("t", "k", status, "acked", ME)
+        assert (found.topic, found.key, found.status, found.outcome, found.by) == ("t", "k", status, "acked", me)
         assert [one.token for one in found.deliveries] == [one.token for one in tokens]
         assert found.deliveries[-1].outcomes == ("acked",)
         assert found.deliveries[-1].ended_at == clock.now()

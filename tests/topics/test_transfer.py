@@ -88,7 +88,7 @@ def test_a_page_of_large_messages_is_short_and_all_are_found(gate: Gate, clock: 
 
 def test_a_member_without_a_message_is_named(gate: Gate, raw: Any, clock: Clock) -> None:
     gate.topic("t").trigger("k", 1)
-    [scheduled] = raw.scan_iter("*:scheduled")
+    [scheduled] = raw.scan_iter(f"*{gate.namespace}:*:scheduled")
     raw.zadd(scheduled, {"ghost": 1})
     with pytest.raises(UnexpectedData, match="lists ghost, which has no stored data"):
         next(pages(gate, "t", 50))
@@ -240,7 +240,7 @@ def test_a_result_of_a_moved_message_is_none_of_later_triggers(gate: Gate, raw: 
     with pytest.raises(ResultTimeout):
         new.result(receipt, "10ms")
     # And what is remembered of the moved message expires
-    [dedup] = raw.scan_iter("*:new:*:dedup")
+    [dedup] = raw.scan_iter(f"*{gate.namespace}:*:new:*:dedup")
     assert 0 < raw.pttl(dedup) <= 2 * 86_400_000
 
 

@@ -83,6 +83,11 @@ TESTS = [
         "guard/test_shared_failures",
         "guard/test_records",
         "security/test_refused_midway",
+        "guard/test_history",
+        "topics/test_history",
+        "topics/test_transfer",
+        "presence/test_presence",
+        "operate/test_verbs",
     ]
 ]
 """Those that are about scripts; where nothing is known yet, in this order."""
