@@ -54,7 +54,7 @@ def test_a_renamed_function_knows_what_is_done(gate: Gate, command: Command, raw
 
 def test_attempts_and_held_keys_move(filled: Gate, command: Command) -> None:
     # Given a key that has no attempt left, and keys that wait for a decision
-    assert filled.guard("old", max_attempts=1).run("k", lambda: 1 / 0).outcome == "failed"
+    assert filled.guard("old", max_attempts=1).run("k", lambda: 1 / 0).outcome == "rejected"
     filled.forget("runs", force=True)
     # When their scopes are moved
     assert move(command, "old", "new")["moved"] == 1
