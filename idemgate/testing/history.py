@@ -20,7 +20,8 @@ class History:
     """The events of runs in the order of their arrival, from any thread.
 
     Use `with history.run("k", token): ...` in a handler, and `history.record_done("k", token)` once the store has
-    confirmed. `audit(gate, history=history.findings())` checks the events.
+    confirmed.
+    `audit(gate, history=history.findings())` checks the events.
 
     Args:
         tell: Function that also sends each event to another place, such as

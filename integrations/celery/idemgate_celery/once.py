@@ -1,0 +1,229 @@
+"""The class of tasks that run once per key."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Unpack, cast
+
+from celery import Celery, Task, signals
+from celery.exceptions import Ignore, Reject, Retry
+from celery.result import AsyncResult
+
+from idemgate import AlreadyInProgress, Gate, InvalidArgument, Verdict
+from idemgate.types import BackoffPolicy, GuardOptions
+from idemgate_celery.visibility import Visibility
+
+__all__ = ["OnceTask", "TaskOnce", "once_tasks"]
+
+_CONTROL = (Ignore, Reject, Retry)
+"""Exceptions by which a task tells Celery what to do with its message."""
+_QUEUED = "{}:queued"
+"""The scope of the keys that `delay_once` has enqueued, from the name of the task."""
+
+
+class TaskOnce(GuardOptions, total=False):
+    """What `once=` of a task may hold: the options of `Gate.once`, and these."""
+
+    key: str | Callable[..., object]
+    """The key: a template of the task's arguments, or a callable. Required."""
+    fingerprint: Sequence[str] | Callable[..., object] | None
+    """Names of arguments, or a callable: the same key with another fingerprint fails."""
+    backoff: BackoffPolicy
+    """The delays before a task that is in progress elsewhere, or that failed, is tried again. Default: 10 seconds."""
+
+
+class OnceTask(Task[Any, Any]):
+    """A task that runs once per key, if it has `once`. `once_tasks` makes the class of an app's tasks."""
+
+    abstract = True
+    once: str | TaskOnce | None = None
+    gate: ClassVar[Gate]
+    once_defaults: ClassVar[TaskOnce] = {}
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Check `once` when Celery adds the task to its app. Raises InvalidArgument."""
+        super().on_bound(app)
+        if cls.once is None:
+            return
+        if "key" not in cls._once_options():
+            raise InvalidArgument("once", cls.once, "it names no key", 'Pass once="{order[id]}", or a dict with "key"')
+        if "keep" in inspect.signature(cls.run).parameters:
+            raise InvalidArgument("once", cls.name, "its task has a parameter `keep`", "Give it another name")
+        cls._guard(cls.run)
+
+    @classmethod
+    def _once_options(cls) -> TaskOnce:
+        given: TaskOnce = {"key": cls.once} if isinstance(cls.once, str) else cls.once or {}
+        return {**cls.once_defaults, **given}
+
+    @classmethod
+    def _guard(cls, run: Callable[..., Any]) -> Any:
+        """Return the guarded work of the task."""
+        options = cast("dict[str, Any]", cls._once_options())
+        options.pop("backoff", None)
+        if not options.get("at_most_once"):
+            options["on_error"] = functools.partial(_decide, options.get("on_error", "release"))
+        return cls.gate.once(scope=cls.name, **options)(run)
+
+    @functools.cached_property
+    def _guarded(self) -> Any:
+        return self._guard(self.run)  # not at the binding: `autoretry_for` replaces `run` after it
+
+    @functools.cached_property
+    def _visibility(self) -> Visibility:
+        return Visibility(self.app)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the task once per key. Celery calls this in a worker; `task(...)` and `task.apply(...)` do, too."""
+        if self.once is None:
+            return super().__call__(*args, **kwargs)
+        request = self.request
+        in_worker = not (request.called_directly or request.is_eager)
+        verdict: Verdict[Any] = self._guarded.verdict(*args, keep=self._find_keep() if in_worker else None, **kwargs)
+        error: BaseException | None = verdict.error
+        cause = None if error is None else error.__cause__
+        if verdict.exhausted and isinstance(cause, _CONTROL):
+            error = cause  # Celery has enqueued the retry: its next run is refused
+        if isinstance(error, _CONTROL):
+            raise error
+        if in_worker:
+            self.gate.record_settlement(self.name, verdict, request.id)
+        if verdict.action == "ack":
+            return verdict.value
+        if not in_worker and error is None:  # `on_in_progress="skip"`
+            return None
+        if verdict.action == "reject" or not in_worker or self._fails(verdict):
+            assert error is not None
+            raise error
+        raise self._send_again(verdict)
+
+    def _fails(self, verdict: Verdict[Any]) -> bool:
+        """Return whether a failure of the task is Celery's: the guard retries only what it counts by `max_attempts`."""
+        return verdict.outcome == "failed" and verdict.ran and self._once_options().get("max_attempts") is None
+
+    def _send_again(self, verdict: Verdict[Any]) -> Exception:
+        """Enqueue the task again and return what tells Celery so.
+
+        A wait does not use up the task's own retries. A message that Redis would redeliver while it waits for its time
+        waits for half of the visibility timeout only, and then again.
+        """
+        request = self.request
+        delay = verdict.delay(self._once_options().get("backoff", 10.0))
+        if (visibility := self._visibility.seconds()) is not None:
+            delay = min(delay, visibility / 2)
+        error = verdict.error or AlreadyInProgress("", delay, self.name)
+        counted = verdict.outcome == "failed" and verdict.ran
+        message = self.signature_from_request(request, countdown=delay, retries=request.retries + counted)
+        try:
+            message.apply_async()
+        except Exception as lost:  # noqa: BLE001 - of any broker
+            self.gate.record_settlement(self.name, verdict, request.id, error=lost)
+            return Reject(lost, requeue=True)
+        return Retry(exc=error, when=cast("Any", delay), sig=message)
+
+    def _find_keep(self) -> Callable[[float], None] | None:
+        """Return the function that hides the message of this run in its broker, if it is Redis and still has it."""
+        properties: dict[str, Any] = self.request.properties or {}
+        tag = properties.get("delivery_tag")
+        if not self.acks_late or tag is None or self._visibility.seconds() is None:
+            return None
+        return functools.partial(self._visibility.keep, tag)
+
+    # -- enqueue once -------------------------------------------------------------------------------------------------
+
+    def delay_once(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
+        """Enqueue the task unless one with its key was enqueued before. Return the result of the first.
+
+        Three round trips for a new key, one for a copy. The key may be enqueued again when its task has failed or was
+        revoked, or after `retention`. A task that `delay` enqueued is not known here; it does not run twice either.
+
+        Raises:
+            MissingKey, InvalidArgument: the arguments hold no key, or no valid one.
+            AlreadyInProgress: another process enqueues this key, and has not ended within 10 s.
+            StoreError: the store does not answer.
+        """
+        if self.once is None:
+            raise InvalidArgument("task", self.name, "it has no key", 'Declare it with once="{order[id]}"')
+        key = self._guarded.key(*args, **kwargs)
+        if self.app.conf.task_always_eager:  # the guard runs it once
+            return self.apply_async(args, kwargs)
+        task_id = self._once_id(key)
+        options = self._once_options()
+        queued = self.gate.guard(
+            _QUEUED.format(self.name), retention=options.get("retention", "24h"), on_in_progress="wait", wait="10s"
+        )
+        verdict = queued.run(key, lambda: self.apply_async(args, kwargs, task_id=task_id).id)
+        if verdict.action != "ack":
+            assert verdict.error is not None
+            raise verdict.error
+        return self.AsyncResult(task_id)
+
+    def _once_id(self, key: object) -> str:
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.gate.namespace}/{self.name}/{key!r}"))
+
+    def _forget_queued(self, task_id: str | None, args: Any, kwargs: Any) -> None:
+        """Let `delay_once` enqueue the key of a task that has ended without success."""
+        if self.once is None or args is None:
+            return
+        key = self._guarded.key(*args, **(kwargs or {}))
+        if task_id == self._once_id(key):
+            self.gate.forget(key, scope=_QUEUED.format(self.name), force=True)
+
+
+def once_tasks(gate: Gate, **defaults: Unpack[TaskOnce]) -> type[OnceTask]:
+    """Return the class of an app's tasks: `Celery("shop", task_cls=once_tasks(gate))`.
+
+    A task with `once` runs once per key, in all workers: `@app.task(once="{order[id]}")`. Or with options:
+    `once={"key": "{order[id]}", "fingerprint": ["order[total]"], "max_attempts": 5}`. Tasks without it are usual ones.
+
+    | what happens | in the worker |
+    |---|---|
+    | the task returned, or was done before | success, with the result of the first run |
+    | another worker runs its key, or the store is away | retried by `backoff`; the task's own retries stay |
+    | the task raised | as in Celery: failure, or its own retry. With `max_attempts`: retried by `backoff` until then |
+    | no key, the same key with another fingerprint, attempts exhausted | failure, with that error |
+    | `self.replace(...)`, `raise Ignore()` | done; a copy gets None |
+    | `self.retry(...)`, `raise Reject(...)` | the key is free, and Celery does what they say |
+
+    On a Redis broker a task with `acks_late` is not redelivered while it runs, however long that takes.
+
+    A task that is called (`task(order)`), or runs eagerly, raises the errors of the guard instead of a retry.
+
+    Args:
+        gate: the gate whose store has the keys. Workers that are forked open their own connections.
+        **defaults: options of all tasks; see `TaskOnce` and `Gate.once`.
+
+    Raises:
+        InvalidArgument: an option of a task is invalid. Celery adds tasks late: at their first use, or when a worker
+            starts.
+    """
+
+    class GateTask(OnceTask):
+        abstract = True
+
+    GateTask.gate, GateTask.once_defaults = gate, defaults
+
+    def on_failure(sender: Any, **facts: Any) -> None:
+        if isinstance(sender, GateTask):
+            sender._forget_queued(facts["task_id"], facts["args"], facts["kwargs"])
+
+    def on_revoked(sender: Any, **facts: Any) -> None:
+        if isinstance(sender, GateTask):
+            sender._forget_queued(facts["request"].id, facts["request"].args, facts["request"].kwargs)
+
+    signals.task_failure.connect(on_failure, weak=False)
+    signals.task_revoked.connect(on_revoked, weak=False)
+    return GateTask
+
+
+def _decide(policy: Any, error: BaseException) -> Any:
+    """Return what an exception of the task does to its key."""
+    if isinstance(error, Ignore):
+        return "complete"
+    if isinstance(error, _CONTROL):
+        return "release"
+    return policy(error) if callable(policy) else policy

@@ -1,0 +1,45 @@
+"""The visibility timeout of a Redis broker: how long a worker may hold a task before another one gets it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from celery import Celery
+
+__all__ = ["Visibility"]
+
+
+class Visibility:
+    """The tasks that the workers of an app hold, in the broker's own index of them.
+
+    kombu stores there when each task was taken. What is older than the visibility timeout is delivered again, also
+    while it runs.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._process = 0
+        self._channel: Any = None
+
+    def seconds(self) -> float | None:
+        """Return the visibility timeout. None if the broker is not Redis."""
+        channel = self._open()
+        return None if channel is None else float(channel.visibility_timeout)
+
+    def keep(self, tag: str, seconds: float) -> None:
+        """Hide a task that a worker holds, for this time from now on, or the visibility timeout if it is longer."""
+        channel = self._open()
+        later = max(0.0, seconds - channel.visibility_timeout)
+        with channel.conn_or_acquire() as client:
+            client.zadd(channel.unacked_index_key, {tag: time.time() + later}, xx=True)
+
+    def _open(self) -> Any:
+        """Return a channel of this process: a worker's child must not use the connection of its parent."""
+        if self._process != os.getpid():
+            connection: Any = self._app.connection_for_read()
+            is_redis = connection.transport.driver_type == "redis"
+            self._channel = connection.default_channel if is_redis else None
+            self._process = os.getpid()
+        return self._channel

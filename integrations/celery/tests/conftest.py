@@ -1,0 +1,72 @@
+"""A Redis of this test process, which is the store and, in other databases, the broker of each test."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from idemgate_celery import once_tasks
+
+from idemgate import Gate
+from idemgate.testing import temporary_server
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def store() -> Iterator[str]:
+    with temporary_server() as url:
+        yield url
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"c{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture
+def gate(store: str, namespace: str) -> Iterator[Gate]:
+    """A gate on the server's clock."""
+    made = Gate(store, namespace=namespace)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def broker(store: str) -> str:
+    """The URL of an empty broker, as Celery writes that of a database behind a Unix socket."""
+    with redis.Redis.from_url(f"{store}?db=1") as client:
+        client.flushdb()
+    return store.replace("unix://", "redis+socket://") + "?virtual_host=1"
+
+
+@pytest.fixture
+def app(gate: Gate, broker: str) -> Iterator[Celery]:
+    made = build_app(gate, broker)
+    yield made
+    made.backend.result_consumer._pubsub = None  # else results connect again when they are collected
+    made.close()
+
+
+def build_app(gate: Gate, broker: str, visibility: float = 60, **defaults: Any) -> Celery:
+    app = Celery("tests", broker=broker, backend=broker, task_cls=once_tasks(gate, **defaults), set_as_current=False)
+    options = {"visibility_timeout": visibility, "unacked_restore_interval": 0.1}
+    app.task = functools.partial(app.task, shared=False)  # type: ignore[method-assign]  # else each app of the process has it
+    app.conf.update(
+        task_acks_late=True, worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True,
+        broker_transport_options=options,
+    )  # fmt: skip
+    return app
+
+
+@pytest.fixture
+def work(app: Celery) -> Callable[..., Any]:
+    """`with work():` a worker of this process, whose tasks run in threads."""
+    return lambda: start_worker(app, pool="threads", concurrency=4, perform_ping_check=False, shutdown_timeout=30)

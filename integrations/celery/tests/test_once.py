@@ -1,0 +1,276 @@
+"""Tasks that run once per key, in a worker of this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery, chord
+from celery.exceptions import Ignore, Reject
+from kombu.exceptions import OperationalError
+
+from idemgate import AlreadyInProgress, Gate, InvalidArgument, KeyReused
+from idemgate.errors import AttemptsExhausted
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Call to deprecated setex"),  # of Celery, by redis-py 8
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # kombu closes no connection of a thread
+]
+Work = Callable[..., Any]
+
+
+class Declined(Exception):
+    pass
+
+
+def outcome(result: Any) -> Any:
+    """Return the result of a task, or its error."""
+    wait_until(result.ready, 30)
+    return result.result
+
+
+# -- in a worker ------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_gets_the_result_of_the_first_run(app: Celery, gate: Gate, work: Work) -> None:
+    ran: list[Any] = []
+
+    @app.task(name="charge", once={"key": "{order[id]}", "fingerprint": ["order[total]"]})
+    def charge(order: dict[str, Any]) -> str:
+        ran.append(order)
+        return f"R-{order['id']}"
+
+    @app.task(name="plain")
+    def plain(n: int) -> int:
+        return n
+
+    with work():
+        first, copy = [charge.delay({"id": "o1", "total": 5}) for _ in range(2)]
+        assert [outcome(first), outcome(copy), outcome(plain.delay(3))] == ["R-o1", "R-o1", 3]
+        other = charge.delay({"id": "o1", "total": 6})
+        assert outcome(other).__class__.__name__ == KeyReused.__name__
+    assert len(ran) == 1
+    assert (gate.counters["consumer.handled"], gate.counters["consumer.rejected"]) == (1, 1)
+
+
+def test_a_task_that_runs_elsewhere_is_retried_without_its_own_retries(app: Celery, gate: Gate, work: Work) -> None:
+    @app.task(name="charge", bind=True, max_retries=0, once={"key": "{order}", "backoff": "100ms"})
+    def charge(self: Any, order: str) -> int:
+        return self.request.retries  # type: ignore[no-any-return]
+
+    claim = gate.claim("o1", scope="charge", lease="1s")  # another worker that has died
+    with work():
+        result = charge.delay("o1")
+        assert outcome(result) == 0
+    assert claim.state == "started"
+    assert gate.counters["consumer.in_progress"] >= 1
+
+
+def test_a_failure_is_that_of_celery(app: Celery, gate: Gate, work: Work) -> None:
+    ran: list[str] = []
+
+    @app.task(name="fails", once="{order}")
+    def fails(order: str) -> None:
+        ran.append(order)
+        raise Declined("no")
+
+    @app.task(name="again", once="{order}", autoretry_for=(Declined,), retry_kwargs={"countdown": 0.1}, max_retries=2)
+    def again(order: str) -> str:
+        ran.append(order)
+        if ran.count(order) < 3:
+            raise Declined("no")
+        return "ok"
+
+    with work():
+        assert isinstance(outcome(fails.delay("f")), Exception)
+        assert outcome(again.delay("a")) == "ok"
+    assert sorted(ran) == ["a", "a", "a", "f"]
+    assert gate.inspect("f", scope="fails").state == "released"
+
+
+def test_attempts_are_those_of_the_guard_if_it_limits_them(app: Celery, gate: Gate, work: Work) -> None:
+    ran: list[str] = []
+
+    @app.task(name="fails", once={"key": "{order}", "max_attempts": 3, "backoff": "10ms"})
+    def fails(order: str) -> None:
+        ran.append(order)
+        raise Declined("no")
+
+    with work():
+        error = outcome(fails.delay("o1"))
+    assert ran == ["o1"] * 3
+    assert type(error).__name__ == AttemptsExhausted.__name__
+    assert "Declined: no" in str(error)
+    assert gate.counters["consumer.failed"] == 2
+
+
+def test_what_a_task_tells_celery_passes_through(app: Celery, gate: Gate, work: Work) -> None:
+    @app.task(name="other")
+    def other(order: str) -> str:
+        return f"other {order}"
+
+    @app.task(name="replaced", bind=True, once="{order}")
+    def replaced(self: Any, order: str) -> Any:
+        return self.replace(other.s(order))
+
+    @app.task(name="dropped", once="{order}")
+    def dropped(order: str) -> None:
+        raise Reject("no", requeue=False)
+
+    @app.task(name="later", bind=True, once={"key": "{order}", "max_attempts": 1})
+    def later(self: Any, order: str) -> None:
+        raise self.retry(countdown=0.1)
+
+    with work():
+        assert outcome(replaced.delay("o1")) == "other o1"
+        dropped.delay("o2")
+        error = outcome(later.delay("o3"))  # its retry is refused
+        wait_until(lambda: gate.inspect("o2", scope="dropped").state == "released")
+    assert gate.inspect("o1", scope="replaced").state == "done"
+    assert type(error).__name__ == AttemptsExhausted.__name__
+
+
+def test_the_members_of_a_chord_may_wait(app: Celery, gate: Gate, work: Work) -> None:
+    @app.task(name="part", once={"key": "{n}", "backoff": "100ms"})
+    def part(n: int) -> int:
+        return n
+
+    @app.task(name="total")
+    def total(parts: list[int]) -> int:
+        return sum(parts)
+
+    gate.claim(2, scope="part", lease="1s")
+    with work():
+        assert outcome(chord([part.s(n) for n in (1, 2, 3)], app=app)(total.s())) == 6
+
+
+def test_a_task_stays_invisible_while_it_runs(app: Celery, gate: Gate, work: Work) -> None:
+    # Given a broker that redelivers after a second, and a task that takes three
+    app.conf.broker_transport_options["visibility_timeout"] = 1
+    ran: list[str] = []
+
+    @app.task(name="slow", once={"key": "{order}", "lease": "1s"})
+    def slow(order: str) -> None:
+        ran.append(order)
+        time.sleep(3)
+
+    with work():
+        outcome(slow.delay("o1"))
+    # Then nothing of it came a second time
+    assert ran == ["o1"]
+    assert {name for name in gate.counters if name.startswith("consumer.")} == {"consumer.handled"}
+
+
+# -- called, and eager ------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_is_called_raises_the_errors_of_the_guard(app: Celery, gate: Gate) -> None:
+    @app.task(name="charge", bind=True, once="{order}")
+    def charge(self: Any, order: str) -> str:
+        if order == "ignored":
+            raise Ignore
+        return f"R-{order}"
+
+    assert [charge("o1"), charge("o1"), charge.apply(["o1"]).get()] == ["R-o1"] * 3
+    gate.claim("busy", scope="charge")
+    with pytest.raises(AlreadyInProgress):
+        charge("busy")
+    with pytest.raises(Ignore):
+        charge("ignored")
+    assert charge("ignored") is None
+    app.conf.task_always_eager = True
+    assert charge.delay("o1").get() == charge.delay_once("o1").get() == "R-o1"
+    assert isinstance(charge.delay("busy").get(propagate=False), AlreadyInProgress)
+
+
+# -- enqueue once -----------------------------------------------------------------------------------------------------
+
+
+def test_delay_once_enqueues_the_first_and_returns_its_result(app: Celery, gate: Gate, work: Work) -> None:
+    ran: list[str] = []
+
+    @app.task(name="charge", once="{order}")
+    def charge(order: str) -> str:
+        ran.append(order)
+        if order == "bad":
+            raise Declined("no")
+        return f"R-{order}"
+
+    first, copy = charge.delay_once("o1"), charge.delay_once(order="o1")
+    assert first.id == copy.id
+    with app.connection_for_read() as connection:
+        assert connection.default_channel.client.llen("celery") == 1
+    with work():
+        assert outcome(copy) == "R-o1"
+        assert outcome(charge.delay_once("o1")) == "R-o1"
+        # The key of a task that failed may be enqueued again
+        failed = charge.delay_once("bad")
+        assert isinstance(outcome(failed), Exception)
+        wait_until(lambda: gate.inspect("bad", scope="charge:queued").state == "absent")
+        assert isinstance(outcome(charge.delay_once("bad")), Exception)
+        wait_until(lambda: ran.count("bad") == 2)
+    assert ran.count("o1") == 1
+
+
+def test_many_threads_enqueue_one_task(app: Celery, gate: Gate) -> None:
+    @app.task(name="charge", once="{order}")
+    def charge(order: str) -> None: ...
+
+    ids: list[str] = []
+    threads = [threading.Thread(target=lambda: ids.append(charge.delay_once("o1").id)) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(ids) == 16
+    assert len(set(ids)) == 1
+    with app.connection_for_read() as connection:
+        assert connection.default_channel.client.llen("celery") == 1
+
+
+def test_a_broker_that_is_away_leaves_the_key_to_the_next_caller(app: Celery, gate: Gate, broker: str) -> None:
+    @app.task(name="charge", once="{order}")
+    def charge(order: str) -> None: ...
+
+    app.conf.update(broker_url="redis://127.0.0.1:1/0", task_publish_retry=False)
+    with pytest.raises(OperationalError):
+        charge.delay_once("o1")
+    assert gate.inspect("o1", scope="charge:queued").state == "released"
+
+
+def test_a_task_without_a_key_cannot_be_enqueued_once(app: Celery) -> None:
+    @app.task(name="plain")
+    def plain() -> None: ...
+
+    with pytest.raises(InvalidArgument, match="it has no key"):
+        plain.delay_once()
+
+
+# -- bad options ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("once", "problem"),
+    [
+        ({"lease": "1s"}, "names no key"),
+        ("{invoice}", "is not a parameter"),
+        ({"key": "{order}", "lease": -1}, "lease"),
+        ({"key": "{order}", "fingerprint": ["total"]}, "is not a parameter"),
+    ],
+)
+def test_a_bad_option_is_refused_when_the_task_is_added(app: Celery, once: Any, problem: str) -> None:
+    with pytest.raises(InvalidArgument, match=problem):
+
+        @app.task(name="charge", once=once, lazy=False)
+        def charge(order: str) -> None: ...
+
+
+def test_a_parameter_of_the_name_keep_is_refused(app: Celery) -> None:
+    with pytest.raises(InvalidArgument, match="parameter `keep`"):
+
+        @app.task(name="charge", once="{keep}", lazy=False)
+        def charge(keep: str) -> None: ...
