@@ -1,6 +1,6 @@
-"""A TCP proxy in front of a server, to break what is between: `with Proxy(url) as proxy: Gate(proxy.url)`.
+"""A TCP proxy in front of a server or a broker, to break what is between: `with Proxy(url) as proxy: Gate(proxy.url)`.
 
-Its toxics act on requests that hold a word (`b"EVALSHA"`), each on the next `times` of them.
+Its faults act on requests that hold a word, such as `b"EVALSHA"`, each on the next `times` of them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,17 @@ __all__ = ["Proxy"]
 
 
 class Proxy:
-    """`delay` (seconds) holds back every request and every reply; `black_hole` swallows all requests, `mute` all
-    replies, silently, and a connection that lost some stays silent; `swallowed`: how many bytes of replies.
-    `remember`: keep what reached the server in `passed`."""
+    """A TCP proxy on a port of this machine. `close`, or the end of a `with` block, cuts all connections.
+
+    Attributes:
+        port: the port on which it listens.
+        url: the URL of the server by way of this proxy.
+        delay: the seconds by which it holds back every request and every reply.
+        black_hole: True to drop all requests silently. A connection that lost one stays silent.
+        mute: the same for replies.
+        replied, swallowed: the bytes of the last reply, and of all dropped replies.
+        passed: what reached the server, with `remember`.
+    """
 
     def __init__(self, upstream: str, remember: bool = True) -> None:
         self._upstream = upstream

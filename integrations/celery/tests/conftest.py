@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import kombu.pools
 import pytest
 import redis
 from celery import Celery
@@ -51,8 +54,29 @@ def broker(store: str) -> str:
 def app(gate: Gate, broker: str) -> Iterator[Celery]:
     made = build_app(gate, broker)
     yield made
-    made.backend.result_consumer._pubsub = None  # else results connect again when they are collected
-    made.close()
+    close_app(made)
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers() -> Iterator[None]:
+    """Collect the connections that kombu leaves to the garbage collector: a later test would be blamed for them."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        kombu.pools.reset()
+        gc.collect()
+
+
+@pytest.fixture
+def close() -> Callable[[Celery], None]:
+    return close_app
+
+
+def close_app(app: Celery) -> None:
+    backend: Any = app.backend
+    backend.result_consumer._pubsub = None  # else results connect again when they are collected
+    backend.client.connection_pool.disconnect()
+    app.close()
 
 
 def build_app(gate: Gate, broker: str, visibility: float = 60, **defaults: Any) -> Celery:

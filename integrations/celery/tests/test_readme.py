@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ README = (FOLDER / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
-def test_the_blocks_run(store: str, broker: str) -> None:
+def test_the_blocks_run(store: str, broker: str, close: Callable[[Any], None]) -> None:
     found: dict[str, Any] = {"__name__": "block"}
     for block in BLOCKS:
         text = block.replace("redis://localhost:6379/0", store).replace("redis://localhost:6379/1", broker)
         exec(text, found)
     assert found["result"].id == found["charge"].delay_once({"id": "o1"}).id
     assert found["charge"]({"id": "o1"}) == "receipt of o1"
-    found["app"].backend.result_consumer._pubsub = None
+    close(found["app"])
     found["gate"].close()
 
 
