@@ -26,6 +26,7 @@ from idemgate.topics.dead_letters import DeadLetter, LoadedLetters
 from idemgate.topics.decorator import MergedFunction
 from idemgate.topics.merge import Merge
 from idemgate.topics.messages import BlockedGroup, Message, Pause, Peek, Stats, StoredVersion
+from idemgate.topics.policy import TopicOptions
 from idemgate.topics.registry import StoredTopic
 from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult
 from idemgate.topics.topic import AioTopic
@@ -77,6 +78,7 @@ __all__ = [
     "StoredTopic",
     "StoredVersion",
     "Subscriber",
+    "TopicOptions",
     "TracedDelivery",
     "Tracer",
     "Verdict",

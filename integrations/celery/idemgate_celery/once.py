@@ -112,7 +112,10 @@ class OnceTask(Task[Any, Any]):
         waits for half of the visibility timeout only, and then again.
         """
         request = self.request
-        delay = verdict.delay(self._once_options().get("backoff", 10.0))
+        backoff = self._once_options().get("backoff", 10.0)
+        delay = verdict.delay(backoff)
+        if verdict.outcome == "in_progress":  # the other run may end long before its lease
+            delay = min(delay, verdict._replace(retry_after=None).delay(backoff))
         if (visibility := self._visibility.seconds()) is not None:
             delay = min(delay, visibility / 2)
         error = verdict.error or AlreadyInProgress("", delay, self.name)

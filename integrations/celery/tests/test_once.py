@@ -39,7 +39,7 @@ def outcome(result: Any) -> Any:
 def test_a_copy_gets_the_result_of_the_first_run(app: Celery, gate: Gate, work: Work) -> None:
     ran: list[Any] = []
 
-    @app.task(name="charge", once={"key": "{order[id]}", "fingerprint": ["order[total]"]})
+    @app.task(name="charge", once={"key": "{order[id]}", "fingerprint": ["order[total]"], "backoff": "500ms"})
     def charge(order: dict[str, Any]) -> str:
         ran.append(order)
         return f"R-{order['id']}"
@@ -58,7 +58,7 @@ def test_a_copy_gets_the_result_of_the_first_run(app: Celery, gate: Gate, work: 
 
 
 def test_a_task_that_runs_elsewhere_is_retried_without_its_own_retries(app: Celery, gate: Gate, work: Work) -> None:
-    @app.task(name="charge", bind=True, max_retries=0, once={"key": "{order}", "backoff": "100ms"})
+    @app.task(name="charge", bind=True, max_retries=0, once={"key": "{order}", "backoff": "500ms"})
     def charge(self: Any, order: str) -> int:
         return self.request.retries  # type: ignore[no-any-return]
 
@@ -78,7 +78,7 @@ def test_a_failure_is_that_of_celery(app: Celery, gate: Gate, work: Work) -> Non
         ran.append(order)
         raise Declined("no")
 
-    @app.task(name="again", once="{order}", autoretry_for=(Declined,), retry_kwargs={"countdown": 0.1}, max_retries=2)
+    @app.task(name="again", once="{order}", autoretry_for=(Declined,), retry_kwargs={"countdown": 0.5}, max_retries=2)
     def again(order: str) -> str:
         ran.append(order)
         if ran.count(order) < 3:
@@ -95,7 +95,7 @@ def test_a_failure_is_that_of_celery(app: Celery, gate: Gate, work: Work) -> Non
 def test_attempts_are_those_of_the_guard_if_it_limits_them(app: Celery, gate: Gate, work: Work) -> None:
     ran: list[str] = []
 
-    @app.task(name="fails", once={"key": "{order}", "max_attempts": 3, "backoff": "10ms"})
+    @app.task(name="fails", once={"key": "{order}", "max_attempts": 3, "backoff": "500ms"})
     def fails(order: str) -> None:
         ran.append(order)
         raise Declined("no")
@@ -123,7 +123,7 @@ def test_what_a_task_tells_celery_passes_through(app: Celery, gate: Gate, work: 
 
     @app.task(name="later", bind=True, once={"key": "{order}", "max_attempts": 1})
     def later(self: Any, order: str) -> None:
-        raise self.retry(countdown=0.1)
+        raise self.retry(countdown=0.5)
 
     with work():
         assert outcome(replaced.delay("o1")) == "other o1"
@@ -135,7 +135,7 @@ def test_what_a_task_tells_celery_passes_through(app: Celery, gate: Gate, work: 
 
 
 def test_the_members_of_a_chord_may_wait(app: Celery, gate: Gate, work: Work) -> None:
-    @app.task(name="part", once={"key": "{n}", "backoff": "100ms"})
+    @app.task(name="part", once={"key": "{n}", "backoff": "500ms"})
     def part(n: int) -> int:
         return n
 
@@ -232,11 +232,16 @@ def test_many_threads_enqueue_one_task(app: Celery, gate: Gate) -> None:
         assert connection.default_channel.client.llen("celery") == 1
 
 
-def test_a_broker_that_is_away_leaves_the_key_to_the_next_caller(app: Celery, gate: Gate, broker: str) -> None:
+def test_a_broker_that_is_away_leaves_the_key_to_the_next_caller(
+    app: Celery, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @app.task(name="charge", once="{order}")
     def charge(order: str) -> None: ...
 
-    app.conf.update(broker_url="redis://127.0.0.1:1/0", task_publish_retry=False)
+    def publish(*_: Any, **__: Any) -> None:
+        raise OperationalError("no connection")
+
+    monkeypatch.setattr(app.tasks["charge"].__class__, "apply_async", publish)
     with pytest.raises(OperationalError):
         charge.delay_once("o1")
     assert gate.inspect("o1", scope="charge:queued").state == "released"

@@ -1,0 +1,152 @@
+"""The class of tasks whose calls merge: a call triggers a topic, and the delivery of the topic enqueues the task."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+from celery import Celery, Task, signals
+
+from idemgate import Delivery, Gate, InvalidArgument, Receipt
+from idemgate.types import TopicOptions
+
+__all__ = ["Debounce", "DebouncedTask", "debounced_tasks", "deliver_in_workers"]
+
+_TRIGGER = {"countdown": "delay", "eta": "at", "priority": "priority"}
+"""Options of `apply_async` that a trigger has, too, and their names there."""
+
+
+class Debounce(TopicOptions, total=False):
+    """What `debounce=` of a task holds: the options of `Gate.topic`, and these."""
+
+    key: str | Callable[..., object]
+    """The key whose calls merge: a template of the task's arguments, or a callable. Required."""
+    name: str
+    """The name of the topic. Default: that of the task."""
+
+
+class DebouncedTask(Task[Any, Any]):
+    """A task whose calls merge. `debounced_tasks` makes the class."""
+
+    abstract = True
+    debounce: Debounce | None = None
+    gate: ClassVar[Gate]
+    _merged: ClassVar[Any] = None
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Declare the topic when Celery adds the task to its app. Raises InvalidArgument."""
+        super().on_bound(app)
+        if cls.debounce is None or cls._merged is not None:
+            return
+        options = cast("dict[str, Any]", {"name": cls.name, **cls.debounce})
+        if "key" not in options:
+            raise InvalidArgument(
+                "debounce", cls.debounce, "it names no key", 'Pass debounce={"key": "{product}", ...}'
+            )
+        cls._merged = cls.gate.merge(deliver=cls._enqueue, **options)(cls.run)
+
+    @classmethod
+    def _enqueue(cls, delivery: Delivery[dict[str, Any]]) -> None:
+        """Enqueue the task of a delivery. Another attempt of the delivery enqueues it under the same id."""
+        app: Any = cls.app
+        task = app.tasks[cls.name]
+        Task.apply_async(task, kwargs=delivery.payload, task_id=delivery.id)
+
+    def apply_async(  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
+    ) -> Any:
+        """Trigger the topic and return the receipt.
+
+        `countdown`, `eta` and `priority` are those of the trigger. A call with an id is enqueued at once: a retry, and
+        a member of a chain, group or chord. So is each call with `task_always_eager`.
+
+        Raises:
+            InvalidArgument: another option. Those of the queue belong to the task (`queue=`, `expires=` ...).
+        """
+        if self.debounce is None or task_id is not None or self.app.conf.task_always_eager:
+            return super().apply_async(args, kwargs, task_id, **options)
+        given = {name: value for name, value in options.items() if value is not None}
+        if unknown := given.keys() - _TRIGGER.keys():
+            name = min(unknown)
+            raise InvalidArgument(name, given[name], "calls merge, so it has no meaning for one", "Set it on the task")
+        trigger = self._merged.with_options(**{_TRIGGER[name]: value for name, value in given.items()}).trigger
+        receipt: Receipt = trigger(*(args or ()), **(kwargs or {}))
+        return receipt
+
+
+def debounced_tasks(gate: Gate) -> type[DebouncedTask]:
+    """Return the base of tasks whose calls merge.
+
+    `@app.task(base=debounced_tasks(gate), debounce={"key": "{product}", "quiet": "5s", "max_delay": "1m"})`: each call
+    triggers a topic of the gate, with the arguments as payload. When a key was quiet, a worker of the gate enqueues the
+    task once for all its calls. `merge` says what becomes of the arguments, such as {"fields": "union", "*": "last"}.
+    The task then runs in its own queue, with its own limits and retries.
+
+    A delivery that is repeated enqueues the same id again. A task that must not run twice calls a function with `once`.
+    Declare the tasks in the program that runs the worker of the gate; see `deliver_in_workers`.
+
+    Args:
+        gate: the gate whose store has the topics.
+
+    Raises:
+        InvalidArgument: an option of a task is invalid, or the task is bound (`bind=True`).
+    """
+
+    class GateTask(DebouncedTask):
+        abstract = True
+
+    GateTask.gate = gate
+    return GateTask
+
+
+def deliver_in_workers(gate: Gate, **options: Any) -> None:
+    """Let each Celery worker deliver the topics of a gate, in a thread of its main process.
+
+    Without it run `gate.run()`, or `idemgate run`, in a program of its own.
+
+    Args:
+        gate: the gate of `debounced_tasks`.
+        **options: see `gate.aio.worker`.
+    """
+    worker = _Deliveries(gate, options)
+    signals.worker_ready.connect(worker.start, weak=False)
+    signals.worker_shutting_down.connect(worker.stop, weak=False)
+
+
+class _Deliveries:
+    """A worker of a gate in a thread."""
+
+    def __init__(self, gate: Gate, options: dict[str, Any]) -> None:
+        self._gate = gate
+        self._options = options
+        self._stop: Callable[[], object] | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, **_: Any) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=lambda: asyncio.run(self._run()), name="idemgate-worker", daemon=True
+            )
+            self._thread.start()
+
+    def stop(self, **_: Any) -> None:
+        """Stop taking messages, and wait for what is being enqueued."""
+        thread, self._thread = self._thread, None
+        if thread is not None and self._stop is not None:
+            self._stop()
+            thread.join(10)
+
+    def _work(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        self._stop = lambda: loop.call_soon_threadsafe(stop.set)
+        try:
+            async with self._gate.aio.worker(**self._options):
+                await stop.wait()
+        finally:
+            await self._gate.aio.close()
