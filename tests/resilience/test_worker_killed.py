@@ -123,7 +123,7 @@ def test_killed_at(case: Any, flavour: str, place: Place, record_fault: Any) -> 
     for more in range(10):
         if one.run(flavour, place.does, die=place.die)["signal"] == 9:
             break
-        one.trigger(*(f"{key}{more}" for key in "abcdefghij"))  # it was done before it got there
+        one.trigger(*(f"{key}{more}{n}" for key in "abcdefghij" for n in range(3)))  # it was done before it got there
     else:
         pytest.fail(f"no process got {place.die}")
     one.run(flavour, place.does, die=place.die)  # what is left may be too little to get there again
