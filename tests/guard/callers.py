@@ -35,7 +35,8 @@ class Renewals:
         self.running: set[Any] = set()
 
     def add(self, renewal: Any) -> None:
-        self.running.add(renewal)
+        if not renewal.optional:  # notes of the history
+            self.running.add(renewal)
 
     def add_optional(self, renewal: Any) -> None:
         """Ignore what no lease depends on."""

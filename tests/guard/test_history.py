@@ -145,6 +145,7 @@ async def test_a_scope_keeps_the_newest_of_each_shard(gate: Gate, raw: Any, name
     name = keys.scope_history(namespace, "s", b"k")
     for n in range(KEPT + 3):
         note(gate.context, "s", "k", "failed", attempt=n)
+    wait_until(lambda: history(gate).transitions[:1] and history(gate).transitions[0].attempts == KEPT + 2)
     assert told(KEPT)[0] == ("failed", 3)
     assert raw.llen(name) == KEPT
     assert HISTORY_LASTS - 60_000 < raw.pttl(name) <= HISTORY_LASTS
