@@ -116,7 +116,7 @@ class OnceTask(Task[Any, Any]):
         delay = verdict.delay(backoff)
         if verdict.outcome == "in_progress":  # the other run may end long before its lease
             delay = min(delay, verdict._replace(retry_after=None).delay(backoff))
-        if (visibility := self._visibility.seconds()) is not None:
+        if (visibility := self._visibility.seconds) is not None:
             delay = min(delay, visibility / 2)
         error = verdict.error or AlreadyInProgress("", delay, self.name)
         counted = verdict.outcome == "failed" and verdict.ran
@@ -132,7 +132,7 @@ class OnceTask(Task[Any, Any]):
         """Return the function that hides the message of this run in its broker, if it is Redis and still has it."""
         properties: dict[str, Any] = self.request.properties or {}
         tag = properties.get("delivery_tag")
-        if not self.acks_late or tag is None or self._visibility.seconds() is None:
+        if not self.acks_late or tag is None or self._visibility.seconds is None:
             return None
         return functools.partial(self._visibility.keep, tag)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 import time
 from typing import Any
 
 from celery import Celery
 
 __all__ = ["Visibility"]
+
+_DEFAULT = 3600
+"""The visibility timeout of kombu, in seconds."""
 
 
 class Visibility:
@@ -20,13 +25,17 @@ class Visibility:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
+        self._lock = threading.Lock()
         self._process = 0
         self._channel: Any = None
 
+    @functools.cached_property
     def seconds(self) -> float | None:
-        """Return the visibility timeout. None if the broker is not Redis."""
-        channel = self._open()
-        return None if channel is None else float(channel.visibility_timeout)
+        """The visibility timeout. None if the broker is not Redis. It connects to nothing."""
+        connection: Any = self._app.connection_for_read()
+        if connection.transport.driver_type != "redis":
+            return None
+        return float(connection.transport_options.get("visibility_timeout", _DEFAULT))
 
     def keep(self, tag: str, seconds: float) -> None:
         """Hide a task that a worker holds, for this time from now on, or the visibility timeout if it is longer."""
@@ -37,9 +46,8 @@ class Visibility:
 
     def _open(self) -> Any:
         """Return a channel of this process: a worker's child must not use the connection of its parent."""
-        if self._process != os.getpid():
-            connection: Any = self._app.connection_for_read()
-            is_redis = connection.transport.driver_type == "redis"
-            self._channel = connection.default_channel if is_redis else None
-            self._process = os.getpid()
-        return self._channel
+        with self._lock:
+            if self._process != os.getpid():
+                connection: Any = self._app.connection_for_read()
+                self._channel, self._process = connection.channel(), os.getpid()
+            return self._channel
