@@ -1,0 +1,176 @@
+"""moto's server of this test process, and queues of its own for each test."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import boto3
+import pytest
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.config import Config
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from idemgate import Gate
+from idemgate.store.embedded.server import start
+
+ACCOUNT: dict[str, Any] = {"region_name": "eu-west-1", "aws_access_key_id": "x", "aws_secret_access_key": "x"}
+SESSION, AIO_SESSION = boto3.Session(), get_session()  # a session reads all endpoints of AWS once
+LIMITS: dict[str, Any] = {"retries": {"total_max_attempts": 1}, "connect_timeout": 5, "read_timeout": 25}
+POLL = 0.03
+_numbers = itertools.count()
+
+
+def make_client(url: str) -> Any:
+    """Return a client of boto3."""
+    return SESSION.client("sqs", endpoint_url=url, config=Config(**LIMITS), **ACCOUNT)
+
+
+def open_aio_client(url: str) -> Any:
+    """Return a context manager whose value is a client of aiobotocore."""
+    return AIO_SESSION.create_client("sqs", endpoint_url=url, config=AioConfig(**LIMITS), **ACCOUNT)
+
+
+class Moto:
+    """moto's server, one request after the other: its queues lose messages if two requests change them at once.
+
+    It polls by itself, because moto's own long poll is a busy loop while a message group is blocked.
+    """
+
+    def __init__(self) -> None:
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._lock = threading.Lock()
+        self._server = make_server("127.0.0.1", 0, self._serve, threaded=True, request_handler=_Quiet)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _serve(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        request = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+        end = time.monotonic() + request.pop("WaitTimeSeconds", 0)
+        sent = json.dumps(request).encode()
+        environ["CONTENT_LENGTH"] = str(len(sent))
+        while True:
+            with self._lock:
+                environ["wsgi.input"] = io.BytesIO(sent)
+                head, answer = _call(self._app, dict(environ))
+            if time.monotonic() >= end or b'"Messages"' in answer:
+                start_response(*head)
+                return [answer]
+            time.sleep(POLL)
+
+
+def _call(app: Any, environ: dict[str, Any]) -> tuple[Any, bytes]:
+    heads: list[Any] = []
+    answer = b"".join(app(environ, lambda *head: heads.append(head)))
+    return heads[0], answer
+
+
+class _Quiet(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[str]:
+    server = Moto()
+    yield server.url
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def sqs(endpoint: str) -> Any:
+    """A client for the tests."""
+    return make_client(endpoint)
+
+
+class Queue:
+    """A queue with a dead-letter queue."""
+
+    def __init__(self, sqs: Any, *, fifo: bool = False, receives: int = 1_000, **attributes: str) -> None:
+        self.sqs, self.fifo = sqs, fifo
+        name, end = f"q{os.getpid()}-{next(_numbers)}", ".fifo" if fifo else ""
+        kind = {"FifoQueue": "true"} if fifo else {}
+        self.dead_url = sqs.create_queue(QueueName=f"{name}-dead{end}", Attributes=kind)["QueueUrl"]
+        found = sqs.get_queue_attributes(QueueUrl=self.dead_url, AttributeNames=["QueueArn"])
+        policy = {"deadLetterTargetArn": found["Attributes"]["QueueArn"], "maxReceiveCount": receives}
+        attributes = {"RedrivePolicy": json.dumps(policy), **kind, **attributes}
+        self.url = sqs.create_queue(QueueName=name + end, Attributes=attributes)["QueueUrl"]
+
+    def send(self, body: str, group: str = "g", **attributes: str) -> str:
+        """Send a message and return its id."""
+        order = {"MessageGroupId": group, "MessageDeduplicationId": str(next(_numbers))} if self.fifo else {}
+        named = {name: {"DataType": "String", "StringValue": each} for name, each in attributes.items()}
+        sent = self.sqs.send_message(QueueUrl=self.url, MessageBody=body, MessageAttributes=named, **order)
+        message_id: str = sent["MessageId"]
+        return message_id
+
+    def count(self) -> tuple[int, int]:
+        """Return how many messages are visible, and how many are hidden."""
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        found = self.sqs.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)["Attributes"]
+        visible, hidden = (int(found[name]) for name in names)
+        return visible, hidden
+
+    def take(self, url: str = "") -> list[dict[str, Any]]:
+        """Receive and delete what is visible, or the dead letters."""
+        found = list[dict[str, Any]]()
+        while received := self.sqs.receive_message(
+            QueueUrl=url or self.url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], AttributeNames=["All"]
+        ).get("Messages"):
+            for each in received:
+                self.sqs.delete_message(QueueUrl=url or self.url, ReceiptHandle=each["ReceiptHandle"])
+            found += received
+        return found
+
+    def take_dead_letters(self) -> list[dict[str, Any]]:
+        return self.take(self.dead_url)
+
+
+@pytest.fixture
+def make_queue(sqs: Any) -> Callable[..., Queue]:
+    return lambda **options: Queue(sqs, **options)
+
+
+@pytest.fixture(params=["boto3", "aiobotocore"])
+async def client(request: pytest.FixtureRequest, endpoint: str) -> AsyncIterator[Any]:
+    """Each behaviour with both clients."""
+    async with AsyncExitStack() as stack:
+        if request.param == "boto3":
+            yield make_client(endpoint)
+        else:
+            yield await stack.enter_async_context(open_aio_client(endpoint))
+
+
+@pytest.fixture(scope="session")
+def store() -> Iterator[str]:
+    """The store of this test process."""
+    with start() as server:
+        yield server.url
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"a{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture
+async def gate(store: str, namespace: str) -> AsyncIterator[Gate]:
+    made = Gate(store, namespace=namespace)
+    yield made
+    await made.aio.close()
+    made.close()
