@@ -109,6 +109,8 @@ class FifoTransport(SqsTransport):
 
 
 class TestBoto3(ConsumerContract):
+    kinds = ("sync",)
+
     @pytest.fixture
     def transport(self, gate: Gate, store: str, endpoint: str, make_queue: Any) -> SqsTransport:
         return SqsTransport(gate, store, endpoint, make_queue())
@@ -122,6 +124,7 @@ class TestAiobotocore(ConsumerContract):
         return AioTransport(gate, store, endpoint, make_queue())
 
 
+@pytest.mark.slow
 class TestFifo(ConsumerContract):
     kinds = ("sync",)
 
