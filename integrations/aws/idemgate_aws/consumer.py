@@ -318,18 +318,17 @@ class _Reader:
 
     async def _keep(self, line: _Line, seconds: float) -> None:
         """Hide the message that runs, and those that wait behind it."""
-        if line.seconds_left < seconds:
-            if line.is_reported:
-                return
+        if line.seconds_left < seconds and not line.is_reported:
             line.is_reported = True
             self._counters.add("sqs.visibility_ended")
             message_id = line.messages[0].id
             log.warning(
-                "sqs.visibility_ended queue=%r id=%r: the handler runs for %d hours. SQS will deliver a copy, which "
-                "waits for it", self._queue.url, message_id, LONGEST // 3600,
+                "sqs.visibility_ended queue=%r id=%r: SQS hides no message for more than 12 hours. It delivers a "
+                "copy now, which waits for the handler", self._queue.url, message_id,
                 extra={"queue": self._queue.url, "id": message_id},
             )  # fmt: skip
-        await self._hide(line, seconds)
+        if monotonic() + line.seconds_left > line.hidden_until:
+            await self._hide(line, seconds)
 
     async def _hide(self, line: _Line, seconds: float) -> None:
         whole = min(math.ceil(seconds), line.seconds_left)
