@@ -125,7 +125,7 @@ async def test_a_message_is_hidden_no_longer_than_sqs_allows(
 
     # When a handler runs for longer
     async with running(make_consumer(queue, work, lease="2s")):
-        await eventually(lambda: queue.count() == (0, 0) and gate.counters["consumer.duplicate"])
+        await eventually(lambda: gate.counters["consumer.handled"])
     # Then SQS delivers a copy, which waits for the handler. That is said once
     assert runs == [message_id]
     assert gate.counters["sqs.visibility_ended"] == 1
