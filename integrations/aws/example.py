@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from typing import Any
 
 import boto3
@@ -40,10 +41,9 @@ def connect() -> tuple[Any, list[str]]:
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    sqs = boto3.client(
-        "sqs", endpoint_url=f"http://{host}:{port}", region_name="eu-west-1",
-        aws_access_key_id="x", aws_secret_access_key="x",
-    )  # fmt: skip
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        os.environ.setdefault(name, "x")
+    sqs = boto3.client("sqs", endpoint_url=f"http://{host}:{port}", region_name="eu-west-1")
     names = "orders", "orders-failed", "receipts"
     return sqs, [sqs.create_queue(QueueName=name)["QueueUrl"] for name in names]
 

@@ -22,7 +22,15 @@ from idemgate.core.calls import Incomplete
 from idemgate.errors import AlreadyDone, AlreadyInProgress, InvalidArgument, KeyReused, PartialFailure, StoreUnavailable
 from tests.for_each import for_each
 
-PACKAGES = ("idemgate", "idemgate_aws", "idemgate_http", "idemgate_webhook", "idemgate_rabbitmq", "idemgate_zookeeper", "idemgate_otel")
+PACKAGES = (
+    "idemgate",
+    "idemgate_aws",
+    "idemgate_http",
+    "idemgate_webhook",
+    "idemgate_rabbitmq",
+    "idemgate_zookeeper",
+    "idemgate_otel",
+)
 INTERNAL = {Incomplete}
 """Control flow inside one call, which holds functions. No caller gets it."""
 
