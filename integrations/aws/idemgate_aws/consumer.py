@@ -105,27 +105,26 @@ class SqsConsumer:
     ) -> None:
         check_function(handler, "handler")
         check_parameters(handler, "handler", "message")
-        self.gate = gate
-        self.handler = handler
-        self.queue = SqsQueue(client, url)
-        self.dead_letters = None if dead_letters is None else check_url("dead_letters", dead_letters)
-        self.concurrency = check_int("concurrency", concurrency)
+        self._gate = gate
+        self._handler = handler
+        self._queue = SqsQueue(client, url)
+        self._dead_letters = None if dead_letters is None else check_url("dead_letters", dead_letters)
+        self._concurrency = check_int("concurrency", concurrency)
         delays(backoff)
-        self.backoff: BackoffPolicy = backoff
-        self.poll = _whole_seconds("poll", poll, LONGEST_POLL, zero=True)
-        self.visibility = _whole_seconds("lease", options.get("lease", "30s"), LONGEST)
-        self.max_attempts = options.get("max_attempts")
+        self._backoff: BackoffPolicy = backoff
+        self._poll = _whole_seconds("poll", poll, LONGEST_POLL, zero=True)
+        self._visibility = _whole_seconds("lease", options.get("lease", "30s"), LONGEST)
+        self._max_attempts = options.get("max_attempts")
         given: GuardOptions = {"on_done": "skip", **options}
         name = scope_of(handler) if scope is None else scope
-        self.guard = gate.guard(name, key=key, fingerprint=fingerprint, **given).aio
+        self._guard = gate.guard(name, key=key, fingerprint=fingerprint, **given).aio
 
     def __repr__(self) -> str:
-        return f"SqsConsumer({self.queue.url!r})"
+        return f"SqsConsumer({self._queue.url!r})"
 
     @property
-    def is_fifo(self) -> bool:
-        """True for a FIFO queue."""
-        return self.queue.url.endswith(".fifo")
+    def _is_fifo(self) -> bool:
+        return self._queue.url.endswith(".fifo")
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
         """Consume until `stop` is set, then let running handlers end.
@@ -149,16 +148,16 @@ class SqsConsumer:
 
     async def _read_policy(self) -> str:
         """Return the URL of the dead-letter queue."""
-        queue = self.queue
+        queue = self._queue
         answer = await queue.call("get_queue_attributes", QueueUrl=queue.url, AttributeNames=["RedrivePolicy"])
         policy = json.loads(answer.get("Attributes", {}).get("RedrivePolicy", "{}"))
         receives = int(policy.get("maxReceiveCount", 0))
-        if self.max_attempts is not None and 0 < receives < self.max_attempts:
+        if self._max_attempts is not None and 0 < receives < self._max_attempts:
             problem = f"the redrive policy of {queue.url} moves a message after {receives} deliveries"
             fix = "Raise maxReceiveCount well above it: deliveries that run nothing count, too"
-            raise InvalidArgument("max_attempts", self.max_attempts, problem, fix)
-        if self.dead_letters is not None:
-            return self.dead_letters
+            raise InvalidArgument("max_attempts", self._max_attempts, problem, fix)
+        if self._dead_letters is not None:
+            return self._dead_letters
         if "deadLetterTargetArn" not in policy:
             problem = (
                 f"{queue.url} has no redrive policy, so a message that cannot succeed would return until it expires"
@@ -191,13 +190,13 @@ class _Reader:
 
     def __init__(self, consumer: SqsConsumer, dead_letters: str, stop: asyncio.Event) -> None:
         self._consumer = consumer
-        self._queue = consumer.queue
-        self._guard = consumer.guard
-        self._counters = consumer.gate.counters
+        self._queue = consumer._queue
+        self._guard = consumer._guard
+        self._counters = consumer._gate.counters
         self._dead_letters = dead_letters
         self._stop = stop
         self._running = set[asyncio.Task[None]]()
-        self._deletions = _Deletions(consumer.queue)
+        self._deletions = _Deletions(consumer._queue)
         self._error: BaseException | None = None
         self._failed_receives = 0
         self._outages = 0  # in a row
@@ -224,12 +223,12 @@ class _Reader:
             raise self._error
 
     def _count_free(self) -> int:
-        places = 1 if self._outages else self._consumer.concurrency
+        places = 1 if self._outages else self._consumer._concurrency
         return places - len(self._running)
 
     async def _receive(self, free: int, stopped: asyncio.Task[Any], grace: float) -> None:
         consumer = self._consumer
-        receiving = asyncio.create_task(self._queue.receive(free, consumer.poll, consumer.visibility))
+        receiving = asyncio.create_task(self._queue.receive(free, consumer._poll, consumer._visibility))
         try:
             await asyncio.wait({receiving, stopped}, return_when=asyncio.FIRST_COMPLETED)
             # Not cancelled at the stop: SQS would hide what it sends until the end of its visibility.
@@ -244,7 +243,7 @@ class _Reader:
             await self._wait_after(error)
             return
         self._failed_receives = 0
-        lines = [_Line(line, monotonic(), consumer.visibility) for line in self._to_lines(messages)]
+        lines = [_Line(line, monotonic(), consumer._visibility) for line in self._to_lines(messages)]
         for line in lines:
             if self._stop.is_set():
                 await self._return(line)
@@ -252,7 +251,7 @@ class _Reader:
                 self._start(line)
 
     def _to_lines(self, messages: Iterable[SqsMessage]) -> list[list[SqsMessage]]:
-        if not self._consumer.is_fifo:
+        if not self._consumer._is_fifo:
             return [[message] for message in messages]
         groups = dict[str | None, list[SqsMessage]]()
         for message in messages:
@@ -291,7 +290,7 @@ class _Reader:
     async def _run_line(self, line: _Line) -> None:
         while line.messages:
             keep = functools.partial(self._keep, line)
-            verdict = await self._guard.run(None, self._consumer.handler, line.messages[0], keep=keep)
+            verdict = await self._guard.run(None, self._consumer._handler, line.messages[0], keep=keep)
             if not await self._settle(line, verdict):
                 return
             line.messages.pop(0)
@@ -303,10 +302,10 @@ class _Reader:
         if self._stop.is_set():
             await self._return(line)
             return False
-        if line.hidden_until - monotonic() > self._consumer.visibility / 2:
+        if line.hidden_until - monotonic() > self._consumer._visibility / 2:
             return True
         try:
-            await self._hide(line, self._consumer.visibility)
+            await self._hide(line, self._consumer._visibility)
         except Exception as error:  # noqa: BLE001 - it may be visible by now: SQS delivers it again
             self._counters.add("sqs.expired", len(line.messages))
             log.warning(
@@ -340,7 +339,7 @@ class _Reader:
 
     async def _settle(self, line: _Line, verdict: Verdict[Any]) -> bool:
         """Settle the first message of a line. Return True if the next one may run."""
-        gate, message = self._consumer.gate, line.messages[0]
+        gate, message = self._consumer._gate, line.messages[0]
         delay = self._choose_delay(verdict)
         try:
             if verdict.action == "retry":
@@ -359,7 +358,7 @@ class _Reader:
 
     def _choose_delay(self, verdict: Verdict[Any]) -> float:
         """Return the seconds until another attempt. Receive nothing for that time if other messages would fail, too."""
-        backoff = self._consumer.backoff
+        backoff = self._consumer._backoff
         if verdict.outcome != "failed" or choose_step(verdict) == "retry":
             self._outages = 0
             delay = verdict.delay(backoff)

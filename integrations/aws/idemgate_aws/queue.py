@@ -29,13 +29,13 @@ class SqsQueue:
     """One queue. A client of boto3 is called in threads of its own, which nothing else can occupy."""
 
     def __init__(self, client: Any, url: str) -> None:
-        self.client = check_client(client)
-        self.url = check_url("url", url)
+        self._client = check_client(client)
+        self.url: str = check_url("url", url)
         self._threads = None if hasattr(client, "__aenter__") else ThreadPoolExecutor(THREADS, "idemgate-sqs")
 
     async def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """Send a request. Raises what the client raises."""
-        method = functools.partial(getattr(self.client, operation), **arguments)
+        method = functools.partial(getattr(self._client, operation), **arguments)
         if self._threads is None:
             answer: dict[str, Any] = await method()
             return answer
