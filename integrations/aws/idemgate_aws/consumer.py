@@ -30,7 +30,7 @@ from idemgate.types import (
     scope_of,
 )
 from idemgate_aws.message import SqsMessage, body_of
-from idemgate_aws.queue import BATCH, LONGEST, SqsQueue, check_url
+from idemgate_aws.queue import BATCH, LONGEST, SqsQueue, check_url, is_unanswered
 
 __all__ = ["SqsConsumer"]
 
@@ -139,15 +139,27 @@ class SqsConsumer:
         Raises:
             InvalidArgument: the queue has no redrive policy, and `dead_letters` is missing. Or the policy moves a
                 message before `max_attempts` runs.
-            Exception: what the client raises if it cannot read the queue's attributes. Later errors are retried.
+            Exception: what the client raises if it cannot read the queue's attributes: an answer of SQS at once, and no
+                answer after a few tries. Later errors are retried without end.
         """
-        dead_letters = await self._read_policy()
+        dead_letters = await self._read_policy(stop)
         if ready is not None:
             ready()
         await _Reader(self, dead_letters, stop).run(grace)
 
-    async def _read_policy(self) -> str:
-        """Return the URL of the dead-letter queue."""
+    async def _read_policy(self, stop: asyncio.Event) -> str:
+        """Return the URL of the dead-letter queue. Try a few times if SQS does not answer."""
+        for pause in RECEIVE_PAUSES:
+            try:
+                return await self._choose_dead_letters()
+            except Exception as error:
+                if isinstance(error, InvalidArgument) or not is_unanswered(error):
+                    raise
+                _log_failure(self._queue, error)
+            await wait_within(stop, pause)
+        return await self._choose_dead_letters()
+
+    async def _choose_dead_letters(self) -> str:
         queue = self._queue
         answer = await queue.call("get_queue_attributes", QueueUrl=queue.url, AttributeNames=["RedrivePolicy"])
         policy = json.loads(answer.get("Attributes", {}).get("RedrivePolicy", "{}"))
@@ -279,10 +291,7 @@ class _Reader:
         self._counters.add("sqs.receive_failed")
         pause = RECEIVE_PAUSES[min(self._failed_receives, len(RECEIVE_PAUSES) - 1)]
         self._failed_receives += 1
-        log.warning(
-            "sqs.receive_failed queue=%r: %s: %s", self._queue.url, type(error).__name__, one_line(message_of(error)),
-            extra={"queue": self._queue.url},
-        )  # fmt: skip
+        _log_failure(self._queue, error)
         await wait_within(self._stop, pause)
 
     # -- run ----------------------------------------------------------------------------------------------------------
@@ -409,6 +418,13 @@ class _Deletions:
                 else:
                     deleted.set_result(None)
         self._sender = None
+
+
+def _log_failure(queue: SqsQueue, error: Exception) -> None:
+    log.warning(
+        "sqs.receive_failed queue=%r: %s: %s", queue.url, type(error).__name__, one_line(message_of(error)),
+        extra={"queue": queue.url},
+    )  # fmt: skip
 
 
 def _whole_seconds(name: str, value: Duration, most: int, *, zero: bool = False) -> int:

@@ -7,17 +7,16 @@ import itertools
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from aiobotocore.config import AioConfig
-from aiobotocore.session import get_session
-from botocore.config import Config
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.server import DomainDispatcherApplication, create_backend_app
 from moto.sqs.models import sqs_backends
@@ -25,22 +24,10 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from idemgate import Gate
 from idemgate.store.embedded.server import start
+from integrations.aws.tests.clients import ACCOUNT, make_client, open_aio_client
 
-ACCOUNT: dict[str, Any] = {"region_name": "eu-west-1", "aws_access_key_id": "x", "aws_secret_access_key": "x"}
-SESSION, AIO_SESSION = boto3.Session(), get_session()  # a session reads all endpoints of AWS once
-LIMITS: dict[str, Any] = {"retries": {"total_max_attempts": 1}, "connect_timeout": 5, "read_timeout": 25}
 POLL = 0.03
 _numbers = itertools.count()
-
-
-def make_client(url: str) -> Any:
-    """Return a client of boto3."""
-    return SESSION.client("sqs", endpoint_url=url, config=Config(**LIMITS), **ACCOUNT)
-
-
-def open_aio_client(url: str) -> Any:
-    """Return a context manager whose value is a client of aiobotocore."""
-    return AIO_SESSION.create_client("sqs", endpoint_url=url, config=AioConfig(**LIMITS), **ACCOUNT)
 
 
 class Moto:
@@ -191,3 +178,15 @@ async def gate(store: str, namespace: str) -> AsyncIterator[Gate]:
     yield made
     await made.aio.close()
     made.close()
+
+
+@pytest.fixture
+def python() -> Callable[..., subprocess.Popen[str]]:
+    """Start a script of this folder in a process."""
+
+    def start_script(name: str, *args: str, **options: Any) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+        script = Path(__file__).with_name(name)
+        return subprocess.Popen([sys.executable, str(script), *args], text=True, env=environment, **options)
+
+    return start_script

@@ -14,7 +14,8 @@ from idemgate_aws import SqsMessage, lambda_batch
 from idemgate import Gate, InvalidArgument, Retry
 from idemgate.testing import ConsumerContract, ContractConsumer, Proxy, adapt_handler
 from idemgate.testing.contract import Handler
-from integrations.aws.tests.conftest import Queue, make_client
+from integrations.aws.tests.clients import make_client
+from integrations.aws.tests.conftest import Queue
 from integrations.aws.tests.test_consuming import hidden_for
 from integrations.aws.tests.test_contract import OPTIONS, SqsTransport, read
 from tests.for_each import for_each

@@ -16,7 +16,8 @@ from moto.sqs.models import sqs_backends
 from idemgate import Gate, InvalidArgument, Retry
 from idemgate.errors import DownstreamUnavailable
 from idemgate.testing import Proxy
-from integrations.aws.tests.conftest import ACCOUNT, Queue, make_client
+from integrations.aws.tests.clients import ACCOUNT, make_client
+from integrations.aws.tests.conftest import Queue
 from tests.for_each import for_each
 from tests.waiting import eventually
 
@@ -261,6 +262,7 @@ async def test_a_queue_that_cannot_be_read_is_read_again(
 ) -> None:
     queue = make_queue()
     with Proxy(endpoint) as proxy:
+        proxy.drop_request(b"AmazonSQS.GetQueueAttributes")
         proxy.drop_request(b"AmazonSQS.ReceiveMessage", times=2)
         async with running(make_consumer(queue, lambda _: None, make_client(proxy.url))):
             await eventually(lambda: gate.counters["sqs.receive_failed"] == 2)

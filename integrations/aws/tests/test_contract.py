@@ -12,7 +12,8 @@ from idemgate_aws import SqsConsumer, SqsMessage
 from idemgate import Gate
 from idemgate.testing import ConsumerContract, ContractConsumer, Proxy, Transport, adapt_handler
 from idemgate.testing.contract import LEASE, MAX_ATTEMPTS, SCOPE, Handler
-from integrations.aws.tests.conftest import Queue, make_client, open_aio_client
+from integrations.aws.tests.clients import make_client, open_aio_client
+from integrations.aws.tests.conftest import Queue
 
 OPTIONS: dict[str, Any] = {
     "scope": SCOPE, "key": "{message.attributes[id]}", "lease": LEASE, "max_attempts": MAX_ATTEMPTS, "backoff": 0,

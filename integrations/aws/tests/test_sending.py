@@ -12,7 +12,7 @@ from idemgate_aws import SqsConsumer, SqsMessage, SqsSender
 from idemgate import Gate, InvalidArgument
 from idemgate.errors import DownstreamUnavailable
 from idemgate.testing import Clock, Proxy
-from integrations.aws.tests.conftest import make_client
+from integrations.aws.tests.clients import make_client
 from tests.waiting import eventually
 
 
