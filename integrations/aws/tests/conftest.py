@@ -123,6 +123,11 @@ class Queue:
         message_id: str = sent["MessageId"]
         return message_id
 
+    def send_many(self, bodies: list[str]) -> None:
+        """Send up to ten messages in one request."""
+        entries = [{"Id": str(n), "MessageBody": body} for n, body in enumerate(bodies)]
+        self.sqs.send_message_batch(QueueUrl=self.url, Entries=entries)
+
     def count(self) -> tuple[int, int]:
         """Return how many messages are visible, and how many are hidden."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]

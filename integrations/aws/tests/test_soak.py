@@ -84,7 +84,7 @@ class Soak:
             "queue": queue.url, "options": OPTIONS, "fails": 0.03, "die": "",
         }  # fmt: skip
         self.consumers: dict[subprocess.Popen[str], tuple[str, bool]] = {}
-        self.started = 0
+        self.started = self.drawn = 0
         self.sent, self.dead, self.counted = Counter[str](), Counter[str](), Counter[str]()
         self.over = threading.Event()
 
@@ -104,19 +104,20 @@ class Soak:
     def _send_until(self, over: Callable[[], bool]) -> None:
         drawn, recent = random.Random(f"{self.seed} messages"), deque[str](maxlen=200)
         while not over():
-            if recent and drawn.random() < COPIES:
-                body = recent[-1] if drawn.random() < 0.5 else drawn.choice(recent)
-            else:
-                body = f"{'poison' if drawn.random() < POISON else 'job'}-{len(self.sent)}"
-                recent.append(body)
-            self.queue.send(body)
-            self.sent[body] += 1
-            if self.sent.total() % 20 == 0:
-                end = monotonic() + STALLED
-                while self.queue.count()[0] > BACKLOG:
-                    assert monotonic() < end, f"the consumers leave more than {BACKLOG} messages for {STALLED} s"
-                    sleep(0.1)
-            sleep(0.005)
+            bodies = [self._draw(drawn, recent) for _ in range(10)]
+            self.queue.send_many(bodies)
+            self.sent.update(bodies)
+            end = monotonic() + STALLED
+            while self.queue.count()[0] > BACKLOG:
+                assert monotonic() < end, f"the consumers leave more than {BACKLOG} messages for {STALLED} s"
+                sleep(0.1)
+
+    def _draw(self, drawn: random.Random, recent: deque[str]) -> str:
+        if recent and drawn.random() < COPIES:
+            return recent[-1] if drawn.random() < 0.5 else drawn.choice(recent)
+        self.drawn += 1
+        recent.append(f"{'poison' if drawn.random() < POISON else 'job'}-{self.drawn}")
+        return recent[-1]
 
     def _inject(self, fault: Fault) -> None:
         if fault.name in WIRE:
