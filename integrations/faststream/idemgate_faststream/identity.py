@@ -44,7 +44,7 @@ def check_redelivery(subscriber: Any, message: Message) -> None:
     elif policy is AckPolicy.ACK_FIRST:
         problem = "the message is acknowledged before the handler has run, so a crash loses it"
         refused = InvalidArgument("ack_policy", policy, problem, _POLICY_FIX)
-    elif getattr(message.raw_message, "_ackd", False) or (policy is AckPolicy.MANUAL and not _can_settle(message)):
+    elif getattr(message.raw_message, "_ackd", False) or _is_plain_redis(subscriber, message):
         problem = "this source delivers a message once at most, so a failed one is lost"
         refused = InvalidArgument("subscriber", type(message).__name__, problem, _ONCE_FIX)
     elif policy is AckPolicy.MANUAL:
@@ -57,10 +57,12 @@ def check_redelivery(subscriber: Any, message: Message) -> None:
     raise refused
 
 
-def _can_settle(message: Message) -> bool:
-    """Return False for a list or channel of Redis, and for a stream without a consumer group."""
-    raw = message.raw_message
-    return not isinstance(raw, dict) or ("message_ids" in raw and getattr(message, "group", None) is not None)
+def _is_plain_redis(subscriber: Any, message: Message) -> bool:
+    """Return True for a list or a channel of Redis, and for a stream without a consumer group."""
+    stream = getattr(subscriber, "stream_sub", None)
+    if stream is None:
+        return isinstance(message.raw_message, dict)
+    return stream.no_ack or not stream.group
 
 
 async def _leave_unsettled(**_: object) -> None:

@@ -95,7 +95,7 @@ class Once:
             fingerprint=_read_body if fingerprint is None else fingerprint,
             **options,
         )
-        guard = self._make_guard(scope or "unnamed")  # checks the options
+        guard = self._make_guard("unnamed" if scope is None else scope)  # checks the options
         self._guards: dict[object, Guard] = {}
         self._shared = guard if scope is not None else None
         self._on_reject = on_reject
@@ -240,5 +240,7 @@ class _OnceMiddleware(BaseMiddleware[Any, Any]):
         self._record(None)
 
     def _record(self, error: Exception | None) -> None:
-        if self._message is not None and self._verdict is not None:
-            self._once.gate.record_settlement(self._scope, self._verdict, self._message.message_id, error=error)
+        """Count once: to reject a message of Kafka is to acknowledge it."""
+        verdict, self._verdict = self._verdict, None
+        if self._message is not None and verdict is not None:
+            self._once.gate.record_settlement(self._scope, verdict, self._message.message_id, error=error)

@@ -90,7 +90,12 @@ class NatsConsumer:
             on_reject=on_reject, lease=LEASE, max_attempts=MAX_ATTEMPTS,
         )  # fmt: skip
         self.broker = NatsBroker(
-            self.nats.url, middlewares=[once], reconnect_time_wait=0.1, error_cb=ignore, graceful_timeout=20, logger=None
+            self.nats.url,
+            middlewares=[once],
+            reconnect_time_wait=0.1,
+            error_cb=ignore,
+            graceful_timeout=20,
+            logger=None,
         )
         subscriber = self.broker.subscriber(
             f"{transport.name}.>", stream=JStream(transport.name, declare=False), durable="billing", pull_sub=True,
