@@ -1,4 +1,4 @@
-"""What a message says about itself: whose its ids are, and whether its broker delivers it again."""
+"""The facts about a message: who made its ids, and whether and how its broker delivers it again."""
 
 from __future__ import annotations
 

