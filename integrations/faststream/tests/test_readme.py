@@ -28,7 +28,7 @@ MINUTES = 5
 
 def run(*command: object, **options: Any) -> str:
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=MINUTES * 60, **options)
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=MINUTES * 60, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
