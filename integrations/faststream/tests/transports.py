@@ -90,9 +90,9 @@ class FastStreamConsumer:
         call: Any = adapt(handler, transport.message)
         for subscriber in self.subscribers:
             call = subscriber(call)
+        await self.broker.start()
         if not acknowledges:
             transport.lose_acknowledgements(self)
-        await self.broker.start()
 
     async def stop(self) -> None:
         await self.broker.stop()
@@ -300,14 +300,7 @@ class KafkaTransport(FastStreamTransport):
 
     def lose_acknowledgements(self, consumer: FastStreamConsumer) -> None:
         (subscriber,) = consumer.subscribers
-        builder = subscriber._outer_config.builder
-
-        def build(*args: Any, **options: Any) -> Any:
-            made = builder(*args, **options)
-            made.commit = lambda *_: asyncio.sleep(0)
-            return made
-
-        subscriber._outer_config.broker_config.builder = build
+        subscriber.consumer.commit = lambda *_: asyncio.sleep(0)
 
     async def publish(self, message_id: str, body: bytes) -> None:
         await self.producer.send_and_wait(self.name, body, headers=[("event-id", message_id.encode())])
