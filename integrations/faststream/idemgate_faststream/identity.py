@@ -17,8 +17,12 @@ M = TypeVar("M", bound=Message)
 Redelivery = Literal["delayed", "idle", "at once"]
 """How a broker redelivers what is given back: after a delay, after the idle time of its consumer group, or at once."""
 
+_NO_NACK: object = StreamMessage[Any].nack
+"""The method of a message that its broker does not redeliver."""
 _IDS = ("message_id", "correlation_id")
-_POLICY_FIX = "Pass ack_policy=AckPolicy.NACK_ON_ERROR to the subscriber"
+_POLICY_FIX = (
+    "Pass ack_policy=AckPolicy.NACK_ON_ERROR to the subscriber; a stream of Redis needs a group without no_ack"
+)
 _ONCE_FIX = (
     "Use JetStream, or a stream with a consumer group. Or guard the function itself with gate.once, and put Once on a "
     "router without this subscriber"
@@ -44,7 +48,7 @@ def check_redelivery(subscriber: Any, message: Message) -> None:
     elif policy is AckPolicy.ACK_FIRST:
         problem = "the message is acknowledged before the handler has run, so a crash loses it"
         refused = InvalidArgument("ack_policy", policy, problem, _POLICY_FIX)
-    elif getattr(message.raw_message, "_ackd", False) or _is_plain_redis(subscriber, message):
+    elif getattr(message.raw_message, "_ackd", False) or type(message).nack is _NO_NACK:
         problem = "this source delivers a message once at most, so a failed one is lost"
         refused = InvalidArgument("subscriber", type(message).__name__, problem, _ONCE_FIX)
     elif policy is AckPolicy.MANUAL:
@@ -55,14 +59,6 @@ def check_redelivery(subscriber: Any, message: Message) -> None:
     for name in ("ack", "nack", "reject"):  # otherwise the policy might reject the message, which loses it
         setattr(message, name, _leave_unsettled)
     raise refused
-
-
-def _is_plain_redis(subscriber: Any, message: Message) -> bool:
-    """Return True for a list or a channel of Redis, and for a stream without a consumer group."""
-    stream = getattr(subscriber, "stream_sub", None)
-    if stream is None:
-        return isinstance(message.raw_message, dict)
-    return stream.no_ack or not stream.group
 
 
 async def _leave_unsettled(**_: object) -> None:

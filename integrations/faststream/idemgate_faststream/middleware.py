@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from faststream import BaseMiddleware, StreamMessage
-from faststream.exceptions import AckMessage, IgnoredException, NackMessage, RejectMessage
+from faststream.exceptions import AckMessage, HandlerException, IgnoredException, NackMessage, RejectMessage
 
 from idemgate import Duration, Gate, Guard, StoreError, Verdict
 from idemgate.core.backoff import delays
@@ -99,13 +99,13 @@ class Once:
         self._guards: dict[object, Guard] = {}
         self._shared = guard if scope is not None else None
         self._on_reject = on_reject
-        self.gate, self.backoff, self.hold = gate, backoff, milliseconds(hold, "hold") / 1000
+        self._gate, self._backoff, self._hold = gate, backoff, milliseconds(hold, "hold") / 1000
 
     def __call__(self, msg: Any, /, *, context: Any) -> BaseMiddleware[Any, Any]:
         """Return the middleware of one message. FastStream calls it."""
         return _OnceMiddleware(self, msg, context=context)
 
-    def guard_of(self, subscriber: Any) -> Guard:
+    def _guard_of(self, subscriber: Any) -> Guard:
         """Return the guard of a subscriber. Raise InvalidArgument if its handler has no unique name."""
         if self._shared is not None:
             return self._shared
@@ -115,7 +115,7 @@ class Once:
             guard = self._guards[subscriber] = self._make_guard(scope_of(handler))
         return guard
 
-    async def reject(self, message: Message, verdict: Verdict[Any]) -> Verdict[Any]:
+    async def _reject(self, message: Message, verdict: Verdict[Any]) -> Verdict[Any]:
         """Hand a rejected message to `on_reject`. Return the verdict: "failed" if that raised."""
         if self._on_reject is None or verdict.error is None:
             return verdict
@@ -156,7 +156,7 @@ class _OnceMiddleware(BaseMiddleware[Any, Any]):
             return await call_next(msg)  # of a request, or of `get_one`: not for a handler
         subscriber: Any = self.context.get_local("handler_")
         check_redelivery(subscriber, consumed)
-        guard = self._once.guard_of(subscriber)
+        guard = self._once._guard_of(subscriber)
         returned: Any = None
         acknowledged: AckMessage | None = None
 
@@ -168,7 +168,7 @@ class _OnceMiddleware(BaseMiddleware[Any, Any]):
                 acknowledged = error
             return pack_response(returned)
 
-        keep, wait = (_keep(msg), None) if redelivery_of(msg) == "delayed" else (None, self._once.hold)
+        keep, wait = (_keep(msg), None) if redelivery_of(msg) == "delayed" else (None, self._once._hold)
         verdict = await guard.aio.run(None, run, msg, keep=keep, wait=wait)
         self._watch(consumed, guard.scope, verdict)
         if acknowledged is not None and verdict.action == "ack":
@@ -210,17 +210,19 @@ class _OnceMiddleware(BaseMiddleware[Any, Any]):
         if isinstance(told, RejectMessage) and not told.extra_options.get("requeue"):
             verdict = verdict._replace(outcome="rejected")
         if verdict.action == "reject":
-            self._verdict = verdict = await once.reject(message, verdict)
+            self._verdict = verdict = await once._reject(message, verdict)
             if verdict.action == "reject":
                 raise AckMessage if redelivery == "idle" else told or RejectMessage
             told = None
         if told is not None:
+            if not isinstance(told, HandlerException):  # such as StopConsume, after which the policy might reject it
+                await message.nack()
             raise told
-        delay = verdict.delay(once.backoff)
+        delay = verdict.delay(once._backoff)
         if redelivery == "delayed":
             raise NackMessage(delay=delay)
         if redelivery == "at once" and verdict.outcome != "in_progress":  # that one has waited
-            await asyncio.sleep(min(delay, once.hold))
+            await asyncio.sleep(min(delay, once._hold))
         raise NackMessage
 
     # -- counters -----------------------------------------------------------------------------------------------------
@@ -243,4 +245,4 @@ class _OnceMiddleware(BaseMiddleware[Any, Any]):
         """Count once: to reject a message of Kafka is to acknowledge it."""
         verdict, self._verdict = self._verdict, None
         if self._message is not None and verdict is not None:
-            self._once.gate.record_settlement(self._scope, verdict, self._message.message_id, error=error)
+            self._once._gate.record_settlement(self._scope, verdict, self._message.message_id, error=error)

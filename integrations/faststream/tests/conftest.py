@@ -25,14 +25,12 @@ _numbers = itertools.count()
 
 
 class NatsServer:
-    """A NATS server with files of its own. `kill` is a power cut, after which `start` finds what was on its disk."""
+    """A NATS server with files of its own. `kill` is kill -9, after which `start` finds what it wrote."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self._program, self._folder, self.port = program, folder, free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
-        (folder / "conf").write_text(
-            f"listen: 127.0.0.1:{self.port}\njetstream {{store_dir: {folder / 'data'}, sync_interval: always}}\n"
-        )
+        (folder / "conf").write_text(f"listen: 127.0.0.1:{self.port}\njetstream {{store_dir: {folder / 'data'}}}\n")
         self.start()
 
     def start(self) -> None:

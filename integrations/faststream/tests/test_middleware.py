@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 import pytest
@@ -186,8 +187,8 @@ async def test_each_subscriber_has_its_own_scope_or_shares_one(gate: Gate) -> No
         ("rabbit", {"ack_policy": AckPolicy.MANUAL}, "would not acknowledge a duplicate"),
         ("redis", {"ack_policy": AckPolicy.MANUAL}, "would not acknowledge a duplicate"),
         ("nats", {"stream": None}, "once at most"),
-        ("redis", {"stream": StreamSub("s")}, "once at most"),
-        ("redis", {"stream": StreamSub("s", group="g", consumer="c", no_ack=True)}, "once at most"),
+        ("redis", {"stream": StreamSub("s")}, "needs a group"),
+        ("redis", {"stream": StreamSub("s", group="g", consumer="c", no_ack=True)}, "without no_ack"),
         ("kafka", {"batch": True}, "many messages"),
         ("redis", {"stream": StreamSub("s", group="g", consumer="c", batch=True)}, "many messages"),
     ],
@@ -338,6 +339,22 @@ async def test_no_reply_is_published_for_a_duplicate_without_a_stored_one(gate: 
     assert settled(gate) == {"handled": 1, "duplicate": 1}
 
 
+async def test_a_result_that_cannot_be_stored_does_not_fail_the_message(gate: Gate) -> None:
+    app = App("nats", Once(gate, key=HEADER, scope="opaque"))
+    runs: list[str] = []
+
+    @app.subscriber
+    async def on_message(message: str) -> object:
+        runs.append(message)
+        return ip_address("::1")
+
+    async with app.running():
+        await app.publish()
+        await app.publish()
+    assert runs == ["x"]
+    assert settled(gate) == {"handled": 1, "duplicate": 1}
+
+
 async def test_a_reply_to_a_request_of_the_handler_is_not_guarded(gate: Gate) -> None:
     app = App("nats", Once(gate, key=HEADER, scope="request"))
     answers: list[Any] = []
@@ -453,6 +470,9 @@ async def test_stop_consume_goes_on_to_faststream(gate: Gate) -> None:
     async with app.running():
         with pytest.raises(StopConsume):
             await app.publish()
+    (message,) = app.messages
+    assert message.committed is AckStatus.NACKED  # and is not rejected by the policy
+    assert settled(gate) == {"failed": 1}
 
 
 # -- in progress ------------------------------------------------------------------------------------------------------
