@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -336,6 +336,8 @@ def _bound(spec: _Spec[T_co], func: Callable[..., object]) -> _Spec[T_co]:
 
 
 def _fingerprint(spec: Sequence[str], arguments: Arguments) -> _Fingerprint:
+    if not isinstance(spec, Iterable):
+        raise InvalidArgument("fingerprint", spec, "names no fields", _NAMES_LIKE)
     names = [spec] if isinstance(spec, str) else list(spec)
     if not names:
         raise InvalidArgument("fingerprint", spec, "names nothing", "Name parameters, or pass None for no fingerprint")

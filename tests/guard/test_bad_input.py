@@ -43,6 +43,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"key": awaiting_key}, "coroutine"),
     ({"fingerprint": ["nope"]}, "fingerprint.*nope.*k, n"),
     ({"fingerprint": []}, "names nothing"),
+    ({"fingerprint": 5}, "names no fields"),
     ({"fingerprint": [7]}, "not a field"),
     ({"fingerprint": awaiting_key}, "coroutine"),
     ({"scope": ""}, "scope=''.*Use"),

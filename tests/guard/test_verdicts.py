@@ -402,6 +402,7 @@ async def test_values_of_different_types_are_different_fingerprints(face: Any) -
         ("key", "id", "has no field"),
         ("key", 5, "neither a template"),
         ("fingerprint", [], "names nothing"),
+        ("fingerprint", 5, "names no fields"),
         ("fingerprint", "{body}", "is not a field"),
     ],
 )
