@@ -63,7 +63,8 @@ SQS: dict[str, Callable[[Proxy], object]] = {
     "lose the answer to a dead letter": lambda proxy: proxy.cut_reply(b"AmazonSQS.SendMessage"),
     "cut all of SQS": lambda proxy: proxy.cut_all(),
 }
-LANES = {"wire": (0.5, (*WIRE, "black hole")), "sqs": (0.5, (*SQS,)), "processes": (2.0, ("kill", "kill", "stop"))}
+LANES = {"wire": (1.5, (*WIRE, "black hole")), "sqs": (3.0, (*SQS,)), "processes": (8.0, ("kill", "kill", "stop"))}
+"""The seconds between two faults. A request to moto takes 20 to 100 ms, and a consumer starts within 3 to 10 s."""
 CONSUMERS = [("boto3", True), ("aiobotocore", True), ("boto3", False), ("aiobotocore", False)]
 """The client of each consumer, and whether the consumer is steady: it may be stopped and is not killed."""
 GROWTH = {"rss": (0.1, 6e6), "descriptors": (0.0, 12), "threads": (0.0, 12)}
