@@ -6,6 +6,7 @@ import asyncio
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from threading import Thread
 from typing import Any, Unpack
 
 from idemgate import Gate, Guard, InvalidArgument
@@ -102,7 +103,7 @@ class _Batches:
         self._urls = dict[str, str]()
         self._runner = asyncio.Runner() if is_async(handler) else None
         if self._runner is not None:
-            weakref.finalize(self, self._runner.close)
+            weakref.finalize(self, _close, self._runner)
 
     def run(self, event: dict[str, Any], context: Any) -> dict[str, list[dict[str, str]]]:
         """Run the messages of an event; see `lambda_batch`."""
@@ -183,6 +184,15 @@ class _Batches:
             url = self._urls[message.queue_arn] = found["QueueUrl"]
         hidden = min(math.ceil(seconds), LONGEST)
         self._client.change_message_visibility(QueueUrl=url, ReceiptHandle=message.receipt, VisibilityTimeout=hidden)
+
+
+def _close(runner: asyncio.Runner) -> None:
+    """Close a runner, in a thread if its owner is collected while an event loop runs in this one."""
+    if asyncio._get_running_loop() is None:
+        runner.close()
+    else:
+        (thread := Thread(target=runner.close)).start()
+        thread.join()
 
 
 def _is_fifo(message: SqsMessage) -> bool:

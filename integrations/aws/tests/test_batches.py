@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import time
 from contextlib import suppress
 from typing import Any
@@ -207,6 +208,19 @@ def test_a_client_hides_failed_messages_and_sends_dead_letters(gate: Gate, make_
     (letter,) = queue.take_dead_letters()
     assert letter["Body"] == "never"
     assert "InvalidArgument: body='never': bad. Mend it" in letter["MessageAttributes"]["idemgate-error"]["StringValue"]
+
+
+async def test_a_function_is_collected_while_another_event_loop_runs(gate: Gate) -> None:
+    # Given a function with an async handler, and the event loop that it runs in
+    async def work(_: SqsMessage) -> None: ...
+
+    function: Any = lambda_batch(gate, work, key=KEY, scope="orders")
+    loop = function.__self__._runner.get_loop()
+    # When nothing refers to the function any more
+    del function
+    gc.collect()
+    # Then its loop is closed, beside the one that runs
+    assert loop.is_closed()
 
 
 def test_without_a_client_a_rejected_message_is_left_to_the_redrive_policy(

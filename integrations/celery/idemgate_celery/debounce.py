@@ -127,9 +127,7 @@ class _Deliveries:
 
     def start(self, **_: Any) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=lambda: asyncio.run(self._run()), name="idemgate-worker", daemon=True
-            )
+            self._thread = threading.Thread(target=self._work, name="idemgate-worker", daemon=True)
             self._thread.start()
 
     def stop(self, **_: Any) -> None:

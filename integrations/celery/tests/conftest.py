@@ -93,4 +93,5 @@ def build_app(gate: Gate, broker: str, visibility: float = 60, **defaults: Any) 
 @pytest.fixture
 def work(app: Celery) -> Callable[..., Any]:
     """`with work():` a worker of this process, whose tasks run in threads."""
+    app.log.setup = lambda *_, **__: None  # else it changes levels, handlers and warnings of the whole process
     return lambda: start_worker(app, pool="threads", concurrency=4, perform_ping_check=False, shutdown_timeout=30)
