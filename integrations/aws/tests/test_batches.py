@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gc
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -142,9 +143,24 @@ class Function:
         async def handle_async(message: SqsMessage) -> None:
             handle(message)
 
-        self.run = lambda_batch(
+        self.run: Any = lambda_batch(
             gate, handle if kind == "sync" else handle_async, **{"key": KEY, "scope": "orders", **options}
         )
+
+
+@pytest.fixture
+def make_function(gate: Gate) -> Iterator[Callable[..., Function]]:
+    made: list[Function] = []
+
+    def make(*args: Any, **options: Any) -> Function:
+        made.append(Function(gate, *args, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if (runner := each.run.__self__._runner) is not None:  # its event loop has connections of the gate
+            runner.run(gate.aio.close())
+            runner.close()
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -153,8 +169,8 @@ def kind(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def test_only_failed_messages_come_again(gate: Gate, make_queue: Any, sqs: Any, kind: str) -> None:
-    queue, function = make_queue(), Function(gate, kind, "two")
+def test_only_failed_messages_come_again(gate: Gate, make_function: Any, make_queue: Any, sqs: Any, kind: str) -> None:
+    queue, function = make_queue(), make_function(kind, "two")
     for body in ("one", "two", "three"):
         queue.send(body, id=body)
     assert invoke(sqs, queue, function.run, visibility=1) == ["two"]
@@ -163,16 +179,20 @@ def test_only_failed_messages_come_again(gate: Gate, make_queue: Any, sqs: Any, 
     assert (sorted(function.runs), queue.count()) == (["one", "three", "two", "two"], (0, 0))
 
 
-def test_a_fifo_batch_stops_at_its_first_failure(gate: Gate, make_queue: Any, sqs: Any, kind: str) -> None:
-    queue, function = make_queue(fifo=True), Function(gate, kind, "two")
+def test_a_fifo_batch_stops_at_its_first_failure(
+    gate: Gate, make_function: Any, make_queue: Any, sqs: Any, kind: str
+) -> None:
+    queue, function = make_queue(fifo=True), make_function(kind, "two")
     for body in ("one", "two", "three"):
         queue.send(body, id=body)
     assert invoke(sqs, queue, function.run) == ["two", "three"]
     assert (function.runs, gate.counters["lambda.not_started"]) == (["one", "two"], 1)
 
 
-def test_what_cannot_end_in_time_does_not_start(gate: Gate, make_queue: Any, sqs: Any, kind: str) -> None:
-    queue, function = make_queue(), Function(gate, kind)
+def test_what_cannot_end_in_time_does_not_start(
+    gate: Gate, make_function: Any, make_queue: Any, sqs: Any, kind: str
+) -> None:
+    queue, function = make_queue(), make_function(kind)
     for body in ("one", "two"):
         queue.send(body, id=body)
     assert invoke(sqs, queue, function.run, Context(5_000, 999)) == ["two"]
@@ -224,9 +244,9 @@ async def test_a_function_is_collected_while_another_event_loop_runs(gate: Gate)
 
 
 def test_without_a_client_a_rejected_message_is_left_to_the_redrive_policy(
-    gate: Gate, make_queue: Any, sqs: Any
+    gate: Gate, make_function: Any, make_queue: Any, sqs: Any
 ) -> None:
-    queue, function = make_queue(), Function(gate, "sync", "one", max_attempts=1)
+    queue, function = make_queue(), make_function("sync", "one", max_attempts=1)
     queue.send("one", id="a")
     assert invoke(sqs, queue, function.run) == ["one"]
     assert gate.counters["consumer.rejected"] == 1
@@ -253,9 +273,9 @@ def test_a_binary_attribute_is_decoded(gate: Gate, make_queue: Any, sqs: Any) ->
 
 
 @for_each("event", [{}, {"Records": [{"eventSource": "aws:kinesis"}]}, {"Records": [{"eventSource": "aws:sqs"}]}, None])
-def test_the_event_of_another_trigger_is_refused(gate: Gate, event: Any) -> None:
+def test_the_event_of_another_trigger_is_refused(gate: Gate, make_function: Any, event: Any) -> None:
     with pytest.raises(InvalidArgument, match="not an event of SQS"):
-        Function(gate, "sync").run(event, Context())
+        make_function("sync").run(event, Context())
 
 
 @for_each(
@@ -268,7 +288,7 @@ def test_the_event_of_another_trigger_is_refused(gate: Gate, event: Any) -> None
         ({"lease": 0}, "lease"),
     ],
 )
-def test_a_wrong_option_is_named(gate: Gate, options: dict[str, Any], name: str) -> None:
+def test_a_wrong_option_is_named(gate: Gate, make_function: Any, options: dict[str, Any], name: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
-        Function(gate, "sync", **options)
+        make_function("sync", **options)
     assert raised.value.name == name
