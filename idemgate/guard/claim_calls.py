@@ -697,7 +697,7 @@ class Claims:
 
         `seen` is the record to delete. The word is "changed" if another owner has it now, or if it has ended. It is
         "early" if the owner may not have read its token: send the call again after `LOOK_SECONDS`, with `early`. With a
-        test clock no claim is plain.
+        test clock no claim is plain, if all gates of the store have one.
         """
         running = seen.state in ("in_progress", "lapsed", "held")
         forced = b"0" if not force else b"2" if early or self.clock is not None else b"1"

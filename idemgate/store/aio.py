@@ -35,6 +35,7 @@ from idemgate.store.retry import (
     retry_call,
     run_batch,
     run_each,
+    undo_is_lost,
 )
 
 __all__ = ["AsyncLink", "PendingCall"]
@@ -143,8 +144,7 @@ class PendingCall(Generic[T]):
         first = self.first_reply
         if first is not None and isinstance(reply, rx.ResponseError) and not isinstance(first[0], Exception):
             assert self._connection is not None, "a reply comes from a connection"
-            self._connection.submit(self._call.undo_plain, first.append)  # nobody reads its reply
-            self._ask_script(reply)
+            self._connection.submit(self._call.undo_plain, partial(self._on_undone, reply))
             return
         try:
             result = self._call.answer_plain(reply if first is None else (first[0], reply), self._started)
@@ -160,6 +160,12 @@ class PendingCall(Generic[T]):
             self._late_outcome = result, None
         else:
             self.answer.set_result(result)
+
+    def _on_undone(self, refusal: rx.ResponseError, reply: Any) -> None:
+        if isinstance(reply, Exception) and not isinstance(reply, rx.ResponseError):
+            self._set_outcome(None, undo_is_lost(reply))
+        else:
+            self._ask_script(refusal)
 
     def _ask_script(self, reply: Any) -> None:
         """Send the call by its script, after a reply to plain commands that is no answer, or an error."""

@@ -37,6 +37,7 @@ __all__ = [
     "run_batch",
     "run_each",
     "suggests_failover",
+    "undo_is_lost",
 ]
 
 T = TypeVar("T")
@@ -284,7 +285,7 @@ def run_each(calls: Sequence[PerKeyCall[Any]], budget: RetryBudget) -> Steps[lis
     answer.
     """
     answers = None
-    if calls and calls[0].plain_terms is not None:
+    if calls and all(call.plain_terms is not None for call in calls):
         try:
             answers = yield from _run_plain(calls, budget)
         except StoreError as error:
@@ -319,8 +320,20 @@ def _run_plain(calls: Sequence[PerKeyCall[Any]], budget: RetryBudget) -> Steps[l
         answers += own
         undo += more
     if undo:
-        yield SendAll(undo, budget)
+        undone: list[Any] | rx.RedisError = yield SendAll(undo, budget)
+        for one in [undone] if isinstance(undone, Exception) else undone:
+            if isinstance(one, Exception) and not isinstance(one, rx.ResponseError):
+                lost = undo_is_lost(one)
+                return [lost if answer is None else answer for answer in answers]
     return answers
+
+
+def undo_is_lost(error: BaseException) -> StoreUnavailable:
+    """Return the error of a call whose second plain command was refused, and the undo of the first got no reply.
+
+    The script must not be asked then: the undo may still arrive, and delete what the script has granted.
+    """
+    return StoreUnavailable(f"the claim was not taken back: {type(error).__name__}: {error}", "unknown")
 
 
 def _run_scripts(calls: Sequence[PerKeyCall[Any]], budget: RetryBudget) -> Steps[list[Any]]:

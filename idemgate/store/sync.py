@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import redis.exceptions as rx
@@ -36,6 +36,7 @@ from idemgate.store.retry import (
     retry_or_resolve,
     run_batch,
     run_each,
+    undo_is_lost,
 )
 
 __all__ = ["SyncLink", "Waiter"]
@@ -64,8 +65,12 @@ def _undo_refused(pool: ConnectionPool, call: Call[Any], reply: Any) -> None:
     """Take back the first command of a pair whose second one was refused. Use scripts until it is asked again."""
     if call.pair and isinstance(reply[1], Exception):
         pool.takes_plain = None
-        with suppress(rx.ResponseError):
+        try:
             pool.execute(call.undo_plain)
+        except rx.ResponseError:  # refused, too: it will not arrive later
+            pass
+        except FAILURES as error:
+            raise undo_is_lost(error) from error
 
 
 class SyncLink:

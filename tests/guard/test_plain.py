@@ -22,7 +22,7 @@ from idemgate import AlreadyInProgress, Gate
 from idemgate.cli.acl_rules import rule
 from idemgate.core.calls import Call, new_id
 from idemgate.core.codec import Codec
-from idemgate.errors import OutcomeUnknown, ReplayedFailure, ServerRejected, UnexpectedData
+from idemgate.errors import OutcomeUnknown, ReplayedFailure, ServerRejected, StoreUnavailable, UnexpectedData
 from idemgate.guard.claim_calls import Claims
 from idemgate.guard.options import claim_options
 from idemgate.lua import Script
@@ -762,6 +762,32 @@ async def test_a_batch_whose_second_commands_are_refused_is_taken_back_and_made_
     assert await face.first("k", "1h")
     assert await face.first_many(["k", "l"], "1h") == [False, True]
     assert CLAIM not in {record(name, "first")[0] for name in "kl"}
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "batch"])
+async def test_a_claim_is_not_granted_while_its_undo_may_still_arrive(
+    plain: Any, plain_raw: Any, user: Any, many: bool
+) -> None:
+    # Given a user that loses a right, and whose undo of a claim is late
+    with Proxy(user(since_7_2=True)) as proxy:
+        face = await ask_for_plain(Face(Gate(proxy.url, namespace=plain.gate.namespace), plain.awaiting))
+        await face.claim_many(["warm 1", "warm 2"])
+        proxy.hold_request(b"PXAT")
+        plain_raw.execute_command("ACL", "SETUSER", f"{face.gate.namespace}-guard", "-pexpiretime")
+        # When it claims, then it is not told that it owns the key
+        with pytest.raises(StoreUnavailable, match="was not taken back") as caught:
+            await (face.claim_many(["k"]) if many else face.claim("k"))
+        assert caught.value.executed == "unknown"
+        # And once the undo has arrived another caller owns it
+        assert proxy.release() == 1
+        assert (await plain.claim("k")).state == "started"
+        await face.gate.aio.close()
+        face.gate.close()
+
+
+async def test_a_batch_of_keys_with_and_without_fingerprints_is_claimed(plain: Any) -> None:
+    claims = await plain.claim_many(["a", "b", "c", "a"], fingerprints=[None, "x", None, None])
+    assert [claim.state for claim in claims] == ["started", "started", "started", "in_progress"]
 
 
 async def test_marks_and_batches_that_are_refused_write_nothing(plain: Any, plain_raw: Any, limited: Any) -> None:
