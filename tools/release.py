@@ -33,6 +33,8 @@ from tools.compat.uv import ROOT, uv
 
 __all__ = ["CLASSIFIERS", "LINKS", "PYTHONS", "main"]
 
+STUBS = ["celery-types"]
+"""Celery has no types of its own."""
 PYTHONS = ["3.11", "3.12", "3.13", "3.14", "3.15"]
 CLASSIFIERS = {
     "Development Status :: 3 - Alpha",
@@ -241,7 +243,7 @@ def _try(ours: list[Path], out: Path, scratch: Path) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
     clean, done = wheels.try_on(version, ours)
     print(*done, sep="\n  ", flush=True)
-    uv("pip", "install", "--quiet", "--python", clean, *NEEDED, *(_with_extras(wheel) for wheel in ours))
+    uv("pip", "install", "--quiet", "--python", clean, *NEEDED, *STUBS, *(_with_extras(wheel) for wheel in ours))
     for package in _packages(ours):
         print(" ", wheels.run_apart(clean, "-c", wheels.NAMES, package, "modules"), flush=True)
         print(" ", _verify_types(package, clean), flush=True)
