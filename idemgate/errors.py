@@ -442,9 +442,10 @@ class ServerRejected(StoreError):
 
 
 class UnexpectedData(StoreError):
-    """A key of the namespace holds data that idemgate did not write: a wrong type or version. Nothing was written.
+    """A key of the namespace holds data that idemgate did not write, or of another version. Nothing was written to it.
 
-    If a single field or member is wrong, the text contains the command that removes it.
+    A batch may have written to its other keys. If a single field or member is wrong, the text contains the command that
+    removes it.
 
     Attributes:
         redis_key: the key.

@@ -260,7 +260,7 @@ class _Run:
             self._exchange(due)
 
     def result(self, events: int) -> dict[str, Any]:
-        """Return what became of so many events."""
+        """Return what became of the events."""
         return {
             "events": events, "deliveries": self.deliveries,
             "saved_percent": round(100 * (1 - self.deliveries / events), 1),

@@ -102,7 +102,7 @@ def _run(verb: Verb, options: argparse.Namespace) -> int:
 
 
 def _confirm(verb: Verb, gate: Gate, given: Given) -> bool:
-    """Show what would change, and ask. Return True if the answer is yes. Nobody can be asked without a terminal."""
+    """Show what would change, and ask. Return True if the answer is yes. A confirmation needs a terminal."""
     assert verb.look is not None
     if not sys.stdin.isatty():
         print(

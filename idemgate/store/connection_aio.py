@@ -104,7 +104,7 @@ class AsyncConnection(asyncio.Protocol):
             raise rx.TimeoutError("Timeout reading from the server") from error
 
     def send_many(self, request: bytes, number: int, seconds: float | None) -> Awaitable[list[Any]]:
-        """Send a request of so many commands and return their replies. Errors of the server are values among them.
+        """Send a request of `number` commands and return their replies. Errors of the server are values among them.
 
         Awaiting them raises redis-py's ConnectionError if the connection was lost. `seconds` as for `send_within`.
         """

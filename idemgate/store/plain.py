@@ -1,4 +1,4 @@
-"""Whether a server has the commands by which the guard claims and completes keys without a script."""
+"""Ask whether a server has the commands by which the guard claims and completes keys without a script."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A TCP proxy in front of a server or a broker, to break what is between: `with Proxy(url) as proxy: Gate(proxy.url)`.
+"""A TCP proxy in front of a server or a broker, for faults of the network: `with Proxy(url) as proxy: Gate(proxy.url)`.
 
-Its faults act on requests that hold a word, such as `b"EVALSHA"`, each on the next `times` of them.
+A fault acts on the next `times` requests that contain a word, such as `b"EVALSHA"`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ class Proxy:
     Attributes:
         port: the port on which it listens.
         url: the URL of the server by way of this proxy.
-        delay: the seconds by which it holds back every request and every reply.
+        delay: seconds by which each request and each reply is late.
         black_hole: True to drop all requests silently. A connection that lost one stays silent.
         mute: the same for replies.
-        replied, swallowed: the bytes of the last reply, and of all dropped replies.
-        passed: what reached the server, with `remember`.
+        replied: the number of bytes of the last reply.
+        swallowed: the number of bytes of all dropped replies.
+        passed: the requests that reached the server. Empty without `remember`.
     """
 
     def __init__(self, upstream: str, remember: bool = True) -> None:
@@ -56,84 +57,85 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut_reply(self, word: bytes, times: int = 1) -> None:
-        """The request reaches the server and is executed; its connection breaks instead of bringing the reply."""
+        """Pass the request on, and close its connection instead of sending the reply."""
         self._plan("cut", word, times)
 
     def cut_reply_at(self, word: bytes, length: int) -> None:
-        """As `cut_reply`, once, but that many bytes of the reply arrive before."""
+        """Pass the request on, send `length` bytes of its reply, and close the connection."""
         self._let_through = length
         self._plan("part", word, 1)
 
     def reset_reply(self, word: bytes, times: int = 1) -> None:
-        """As `cut_reply`, but the connection is reset (RST) rather than closed."""
+        """Pass the request on, and reset its connection (RST) instead of sending the reply."""
         self._plan("reset", word, times)
 
     def hold_request(self, word: bytes, times: int = 1) -> None:
-        """As `drop_request`, but the request is still on its way somewhere, and arrives with `release`."""
+        """Hold the request back until `release`, and close its connection."""
         self._plan("hold", word, times)
 
     def release(self) -> int:
-        """What was held reaches the server, over connections that nobody reads; returns how many, when all ran."""
+        """Send the held requests to the server. Return their number once it has replied to all."""
         held, self._held = self._held, []
         for data in held:
             self._run(data)
         return len(held)
 
     def double_request(self, word: bytes, times: int = 1) -> None:
-        """A copy of the request reaches the server, and is executed, before the request itself does."""
+        """Let the server execute a copy of the request first."""
         self._plan("double", word, times)
 
     def swallow_request(self, word: bytes, times: int = 1) -> None:
-        """The request never reaches the server, and its connection stays open and silent from then on."""
+        """Drop the request. Its connection stays open, and nothing passes it any more."""
         self._plan("swallow", word, times)
 
     def mute_connection(self, word: bytes, times: int = 1) -> None:
-        """Execute the request, and send no reply: its connection stays open and silent from then on."""
+        """Pass the request on. Its connection stays open, and no reply passes it any more."""
         self._plan("mute", word, times)
 
     def delay_reply(self, word: bytes, seconds: float, times: int = 1) -> None:
-        """Execute the request at once, and hold back its reply for `seconds`."""
+        """Pass the request on at once, and send its reply `seconds` later."""
         self._late = seconds
         self._plan("late", word, times)
 
     def split_request(self, word: bytes) -> None:
-        """The request reaches the server up to this word. The rest of it follows with `join`."""
+        """Pass the request on up to this word, and the rest with `join`."""
         self._split_at = word
         self._plan("split", word, 1)
 
     def join(self) -> None:
-        """Let the rest of the request that was split reach the server."""
+        """Pass on the rest of the request that was split."""
         self._joined.set()
 
     def drop_request(self, word: bytes, times: int = 1) -> None:
-        """The request never reaches the server; its connection breaks."""
+        """Drop the request, and close its connection."""
         self._plan("drop", word, times)
 
     @property
     def faults_left(self) -> int:
-        """How many faults wait for a request."""
+        """The number of faults that wait for a request."""
         with self._lock:
             return self._toxics.total()
 
     def heal(self) -> None:
-        """Passes everything on again, at once."""
+        """Remove all faults."""
         with self._lock:
             self._toxics.clear()
         self.delay, self.black_hole, self.mute = 0.0, False, False
 
     def count(self, word: bytes) -> int:
-        """How many times the word was in what reached the server."""
+        """Return how often the word was in requests that reached the server."""
         with self._lock:
             return sum(data.count(word) for data in self.passed)
 
     def cut_all(self) -> None:
-        """Breaks every connection there is."""
+        """Close all connections."""
         with self._lock:
             doomed, self._sockets = self._sockets, set()
         for one in doomed:
             _close(one)
 
     def close(self) -> None:
+        """Listen no more, and close all connections."""
         _close(self._listener)
         self.cut_all()
 
@@ -149,7 +151,7 @@ class Proxy:
                 client, _ = self._listener.accept()
                 try:
                     server = self._connect()
-                except OSError:  # nobody there: nobody here
+                except OSError:  # the server is away
                     _close(client)
                     continue
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -168,7 +170,7 @@ class Proxy:
         return server
 
     def _run(self, data: bytes) -> None:
-        """Over a connection of its own; its reply is read by nobody else."""
+        """Send a request over another connection, and drop its reply."""
         with self._connect() as server:
             self._note(data)
             server.sendall(data)
@@ -186,7 +188,7 @@ class Proxy:
         with suppress(OSError):
             while data := client.recv(1 << 20):
                 time.sleep(self.delay)
-                # A stream does not lose bytes in its middle: what was silent once stays so.
+                # A stream loses no bytes in its middle, so a silent connection stays silent.
                 silent = silent or self.black_hole or self._hit("swallow", data)
                 if silent:
                     continue
@@ -224,6 +226,7 @@ class Proxy:
                 cut.late = 0.0
                 if cut.reset:
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    client.shutdown(socket.SHUT_RD)  # else the thread that reads it keeps it open
                     client.close()
                 if cut.is_set() or cut.reset:
                     break
@@ -257,8 +260,14 @@ class Proxy:
 
 
 class _Cut(threading.Event):
-    """What happens to the next reply of a connection. Set: nothing of it arrives. `part`: only so many bytes arrive.
-    `late`: it arrives so many seconds later. `mute`: no reply arrives from then on."""
+    """The fault of the next reply of a connection. It is set to drop the whole reply.
+
+    Attributes:
+        part: the number of bytes to send. None: all.
+        reset: whether to reset the connection.
+        mute: whether to drop all replies from now on.
+        late: seconds by which the reply is late.
+    """
 
     part: int | None = None
     reset = False

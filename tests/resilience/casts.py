@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from idemgate import Gate
 from idemgate.core.calls import Call, new_id
+from idemgate.core.keys import scope_history
 from idemgate.errors import OutcomeUnknown
 from idemgate.guard.claim_calls import ClaimReply, Record, register_retention
+from idemgate.guard.heartbeat import note_history
 from idemgate.operate.keys import scopes_call
 from idemgate.testing import Clock
 from idemgate.topics.dead_letters import DeadFilter
@@ -172,6 +174,7 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
     "inspect": lambda on: on.claims.inspect(on.key("mine")),
     "register": lambda on: register_retention(on.gate.context, "s", 60_000),
     "scopes": lambda on: scopes_call(on.gate),
+    "note": lambda on: note_history(on.gate.context, scope_history(on.gate.namespace, "s", b"free"), [(0, b"note")]),
 }
 READS: dict[str, Callable[[Any], Call[Any]]] = {
     "peek": lambda on: on.calls.peek("flying"),
