@@ -11,12 +11,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from functools import partial
+from importlib import import_module
 from typing import Any, NoReturn, cast
 
-from idemgate.cli import acl, demo, doctor, metrics, once, run, server, simulate, status, ui, verbs
+from idemgate.cli.arguments import HelpFormatter
 from idemgate.core.text import one_line
+from idemgate.core.version import VERSION
 from idemgate.errors import IdemgateError, InvalidArgument, NotConfigured
+from idemgate.operate.nouns import NOUNS
 
 __all__ = ["command_line", "main"]
 
@@ -24,6 +27,21 @@ EXIT_CODES = (
     "exit codes: 0 = it went well, 1 = it did not, 2 = wrong command line or input, "
     "130 = interrupted by Ctrl-C, 143 = ended by SIGTERM"
 )
+
+COMMANDS = {
+    "status": "what is wrong now, and the command that mends it",
+    "metrics": "serve the metrics of a namespace to Prometheus",
+    **NOUNS,
+    "ui": "serve the page for operators",
+    "acl": "print the access list of a role",
+    "demo": "see it work, and check its promises",
+    "simulate": "choose a window from recorded events",
+    "doctor": "check a server, and its data with --audit",
+    "once": "run a command once for a key, for cron and scripts",
+    "run": "run the handlers and subscribers of a gate",
+    "server": "run the embedded server",
+}
+"""What each command is for, in the order of the help. Its module is imported when it is called."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; None means those of the process.
     """
     try:
-        argv, command = once.split_command(sys.argv[1:] if argv is None else list(argv))
-        options = command_line().parse_args(argv, argparse.Namespace(argv=command))
+        argv, behind = _split_command(sys.argv[1:] if argv is None else list(argv))
+        options = command_line().parse_args(argv, argparse.Namespace(argv=behind))
         return int(options.command(options))
     except KeyboardInterrupt:
         return 130
@@ -80,11 +98,35 @@ def command_line() -> argparse.ArgumentParser:
         description="Run the first of all duplicates, merge a burst of triggers into one delivery.",
         epilog=EXIT_CODES,
     )
-    parser.add_argument("--version", action="version", version=f"idemgate {version('idemgate-redis')}")
+    parser.add_argument("--version", action="version", version=f"idemgate {VERSION}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (status, metrics, verbs, ui, acl, demo, simulate, doctor, once, run, server):
-        command.add_to(commands)
+    for name, about in COMMANDS.items():
+        added = commands.add_parser(name, help=about, description=about, formatter_class=HelpFormatter)
+        added.fill = partial(_add_options, name)
     return parser
+
+
+def _add_options(name: str, parser: argparse.ArgumentParser) -> None:
+    if name in NOUNS:
+        import_module("idemgate.cli.verbs").add_to(parser, name)
+    else:
+        import_module(f"idemgate.cli.{name}").add_to(parser)
+
+
+def _split_command(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the arguments of `idemgate once`, and the command after the first --. argparse may drop a second one.
+
+    Raises:
+        InvalidArgument: There is no command, or no -- in front of it.
+    """
+    if argv[:1] != ["once"]:
+        return argv, []
+    at = argv.index("--") if "--" in argv else len(argv)
+    own, command = argv[:at], argv[at + 1 :]
+    if not command and not {"-h", "--help"}.intersection(own):
+        fix = "Write -- before the command: idemgate once [options] KEY -- COMMAND ..."
+        raise InvalidArgument("COMMAND", None, "there is none behind --", fix)
+    return own, command
 
 
 def _first_error(error: BaseException) -> BaseException:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
 from idemgate.cli.acl_rules import ROLES, rule, user_name
-from idemgate.cli.arguments import HelpFormatter, add_namespace
+from idemgate.cli.arguments import add_namespace
 
 __all__ = ["add_to"]
 
@@ -23,14 +22,9 @@ roles:
 """
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to a parser."""
-    parser = commands.add_parser(
-        "acl",
-        help="print the access list of a role",
-        description=DESCRIPTION + "\n".join(f"  {name:<11} {role.about}" for name, role in ROLES.items()),
-        formatter_class=HelpFormatter,
-    )
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.description = DESCRIPTION + "\n".join(f"  {name:<11} {role.about}" for name, role in ROLES.items())
     parser.add_argument("roles", metavar="ROLE", nargs="+", choices=ROLES, help="one or more of the roles below")
     add_namespace(parser)
     parser.add_argument(

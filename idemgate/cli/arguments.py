@@ -10,8 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from idemgate.core.durations import parse_seconds
+from idemgate.core.validation import parse_count
 from idemgate.errors import InvalidArgument, NotConfigured
-from idemgate.operate.arguments import parse_count, parse_seconds
 
 __all__ = [
     "HelpFormatter",

@@ -6,9 +6,8 @@ import argparse
 import threading
 import time
 from http import HTTPStatus
-from typing import Any
 
-from idemgate.cli.arguments import HelpFormatter, add_namespace, add_url, url_of
+from idemgate.cli.arguments import add_namespace, add_url, url_of
 from idemgate.cli.listener import Answer, listen
 from idemgate.cli.signals import Interrupted, watching
 from idemgate.gate import Gate
@@ -24,12 +23,9 @@ ends with Ctrl-C or SIGTERM. The metrics of a worker itself are at /metrics of `
 PORT = "9746"
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to a parser."""
-    parser = commands.add_parser(
-        "metrics", help="serve the metrics of a namespace to Prometheus", description=DESCRIPTION,
-        formatter_class=HelpFormatter,
-    )  # fmt: skip
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.description = DESCRIPTION
     add_url(parser)
     add_namespace(parser)
     parser.add_argument(

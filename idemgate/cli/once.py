@@ -11,14 +11,14 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from idemgate.cli.arguments import HelpFormatter, add_namespace, add_url, duration, url_of
+from idemgate.cli.arguments import add_namespace, add_url, duration, url_of
 from idemgate.core.text import one_line
 from idemgate.core.verdict import Verdict
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.guard.options import GuardOptions
 
-__all__ = ["add_to", "split_command"]
+__all__ = ["add_to"]
 
 DESCRIPTION = """\
 Run a command once for a key: the first call runs it, and a later one prints a line on stderr and exits with 0.
@@ -36,12 +36,10 @@ FROM_TERMINAL = ("SIGINT", "SIGQUIT")
 """The signals that a terminal sends to the command, too."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to a parser."""
-    parser = commands.add_parser(
-        "once", help="run a command once for a key, for cron and scripts", description=DESCRIPTION,
-        usage="idemgate once [options] KEY -- COMMAND ...", formatter_class=HelpFormatter,
-    )  # fmt: skip
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.description = DESCRIPTION
+    parser.usage = "idemgate once [options] KEY -- COMMAND ..."
     parser.add_argument("key", metavar="KEY", help="what the command does, such as report-2026-11-29")
     parser.add_argument("--scope", default="command", help="commands of one scope share their keys (default: command)")
     parser.add_argument(
@@ -62,22 +60,6 @@ def add_to(commands: Any) -> None:
     add_url(parser)
     add_namespace(parser)
     parser.set_defaults(command=run_once)
-
-
-def split_command(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the arguments of `idemgate once`, and the command after the first --. argparse may drop a second one.
-
-    Raises:
-        InvalidArgument: There is no command, or no -- in front of it.
-    """
-    if argv[:1] != ["once"]:
-        return argv, []
-    at = argv.index("--") if "--" in argv else len(argv)
-    own, command = argv[:at], argv[at + 1 :]
-    if not command and not {"-h", "--help"}.intersection(own):
-        fix = "Write -- before the command: idemgate once [options] KEY -- COMMAND ..."
-        raise InvalidArgument("COMMAND", None, "there is none behind --", fix)
-    return own, command
 
 
 def run_once(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from pkgutil import walk_packages
 from types import ModuleType
 from typing import Any, Literal
 
-from idemgate.cli.arguments import HelpFormatter, count, span
+from idemgate.cli.arguments import count, span
 from idemgate.cli.probe import Probes
 from idemgate.core.text import printable
 from idemgate.default_gate import default_gate
@@ -36,14 +36,9 @@ the first count as one. Unfinished messages are delivered again, by this or anot
 current directory and on Python's path."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to a parser."""
-    parser = commands.add_parser(
-        "run",
-        help="run the handlers and subscribers of a gate",
-        description=DESCRIPTION,
-        formatter_class=HelpFormatter,
-    )
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.description = DESCRIPTION
     parser.add_argument(
         "gate",
         metavar="MODULE[:GATE]",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import Any
 
 from idemgate.cli.signals import Interrupted, watching
 from idemgate.store.embedded.server import start
@@ -18,9 +17,9 @@ Run a Valkey or Redis server and print its URL, until Ctrl-C or SIGTERM. With DI
 programs that name this directory share one server. Without DIR its data are deleted at the end."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to a parser."""
-    parser = commands.add_parser("server", help="run the embedded server", description=DESCRIPTION)
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.description = DESCRIPTION
     parser.add_argument("directory", metavar="DIR", nargs="?", help="directory for the data (default: none are kept)")
     parser.set_defaults(command=serve)
 

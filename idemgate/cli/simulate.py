@@ -15,7 +15,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from idemgate.cli.arguments import HelpFormatter, count, duration
+from idemgate.cli.arguments import count, duration
 from idemgate.cli.demo.events import read_lines
 from idemgate.cli.showing import show_answer
 from idemgate.cli.window_chart import draw
@@ -68,11 +68,9 @@ class PlannedTrigger(NamedTuple):
     event: TrafficEvent
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to a parser."""
-    parser = commands.add_parser(
-        "simulate", help="choose a window from recorded events", description=DESCRIPTION, formatter_class=HelpFormatter
-    )
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.description = DESCRIPTION
     add = parser.add_argument
     add("events", metavar="EVENTS", type=Path, help="a file of JSON lines, gzipped or not")
     timing = parser.add_mutually_exclusive_group(required=True)

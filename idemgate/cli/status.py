@@ -16,7 +16,7 @@ from typing import Any
 from idemgate.audit.findings import Finding, finding_as_facts
 from idemgate.audit.running import command_line, findings
 from idemgate.audit.snapshot import Snapshot, TopicSeen, snapshot_as_facts
-from idemgate.cli.arguments import HelpFormatter, add_namespace, add_url, duration, url_of
+from idemgate.cli.arguments import add_namespace, add_url, duration, url_of
 from idemgate.cli.showing import show_answer
 from idemgate.core.text import one_line
 from idemgate.errors import StoreError
@@ -40,12 +40,10 @@ SHOWN = 5
 """Findings of one kind that are shown, and groups of failures; the other findings are counted."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to a parser."""
-    parser = commands.add_parser(
-        "status", help="what is wrong now, and the command that mends it", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=HelpFormatter,
-    )  # fmt: skip
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.description = DESCRIPTION
+    parser.epilog = EPILOG
     add_url(parser)
     add_namespace(parser)
     parser.add_argument(

@@ -7,9 +7,8 @@ import ipaddress
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
-from idemgate.cli.arguments import HelpFormatter, add_namespace, add_url, split_address, url_of
+from idemgate.cli.arguments import add_namespace, add_url, split_address, url_of
 from idemgate.cli.signals import watching
 from idemgate.cli.verbs import who_runs
 from idemgate.errors import InvalidArgument, NotConfigured
@@ -25,11 +24,9 @@ allows. A file of tokens names people and what they may do. The connection is no
 tunnel of ssh, or a proxy with TLS."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to a parser."""
-    parser = commands.add_parser(
-        "ui", help="serve the page for operators", description=DESCRIPTION, formatter_class=HelpFormatter
-    )
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.description = DESCRIPTION
     add_url(parser)
     add_namespace(parser)
     parser.add_argument(

@@ -18,20 +18,15 @@ from idemgate.gate import Gate
 from idemgate.operate.acts import describe_act, perform
 from idemgate.operate.arguments import parse_text
 from idemgate.operate.servers import count_evicted
-from idemgate.operate.table import NOUNS, VERBS
+from idemgate.operate.table import VERBS
 from idemgate.operate.verb import Answer, Given, Kind, Lines, Parameter, Verb
 from idemgate.worker.logs import configure_logs
 
 __all__ = ["add_to", "who_runs"]
 
 
-def add_to(commands: Any) -> None:
-    """Add a command for each noun to a parser."""
-    for noun, about in NOUNS.items():
-        commands.add_parser(noun, help=about, description=about).fill = partial(_add_verbs, noun)
-
-
-def _add_verbs(noun: str, parser: argparse.ArgumentParser) -> None:
+def add_to(parser: argparse.ArgumentParser, noun: str) -> None:
+    """Add the verbs of a noun to its parser."""
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for verb in VERBS:
         if verb.noun == noun:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from idemgate.errors import InvalidArgument
 
-__all__ = ["LATEST_MS", "LONGEST_MS", "Duration", "instant", "lease_milliseconds", "milliseconds"]
+__all__ = ["LATEST_MS", "LONGEST_MS", "Duration", "instant", "lease_milliseconds", "milliseconds", "parse_seconds"]
 
 log: logging.Logger = logging.getLogger("idemgate.lease")
 
@@ -142,3 +142,12 @@ def _parse(text: str, name: str) -> Fraction:
         raise InvalidArgument(name, text, "is not a duration", _FIX)
     numbers = zip(found.groups(), _UNITS.values(), strict=True)
     return sum((Fraction(number) * unit for number, unit in numbers if number is not None), Fraction(0))
+
+
+def parse_seconds(text: str, name: str, *, zero: bool = False) -> float:
+    """Parse a duration such as "30", "500ms" or "1h30m" in seconds; "0" only with `zero`."""
+    try:
+        duration: float | str = float(text)
+    except ValueError:
+        duration = text
+    return milliseconds(duration, name, zero=zero) / 1000

@@ -23,6 +23,7 @@ __all__ = [
     "check_iterable",
     "check_parameters",
     "is_async",
+    "parse_count",
     "refuse_unfinished",
     "type_hints",
 ]
@@ -56,6 +57,13 @@ def check_int(name: str, value: int, least: int = 1, most: int = MOST) -> int:
         bounds = f"from {least} to {most}" if is_above or most < MOST else f"of at least {least}"
         raise InvalidArgument(name, value, f"not a whole number {bounds}", "Pass an int")
     return value
+
+
+def parse_count(text: str, name: str) -> int:
+    """Parse a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidArgument(name, text, "is not a whole number of at least 1", "Write one such as 50")
+    return int(text)
 
 
 def check_iterable(values: Iterable[T], name: str, fix: str) -> Iterator[T]:

@@ -8,34 +8,19 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, cast
 
-from idemgate.core.durations import milliseconds
+from idemgate.core.durations import parse_seconds
+from idemgate.core.validation import parse_count
 from idemgate.errors import InvalidArgument
 from idemgate.operate.table import VERBS
 from idemgate.operate.verb import Given, Kind, Lines, Parameter, Verb
 
-__all__ = ["parse_count", "parse_given", "parse_seconds", "parse_text", "read_command"]
+__all__ = ["parse_given", "parse_text", "read_command"]
 
 
 def parse_text(parameter: Parameter, text: str) -> Any:
     """Return the value of a parameter that was written as text. Raises InvalidArgument."""
     parse = _PARSERS.get(parameter.kind)
     return text if parse is None else parse(text, parameter.name)
-
-
-def parse_count(text: str, name: str) -> int:
-    """Parse a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise InvalidArgument(name, text, "is not a whole number of at least 1", "Write one such as 50")
-    return int(text)
-
-
-def parse_seconds(text: str, name: str, *, zero: bool = False) -> float:
-    """Parse a duration such as "30", "500ms" or "1h30m" in seconds; "0" only with `zero`."""
-    try:
-        duration: float | str = float(text)
-    except ValueError:
-        duration = text
-    return milliseconds(duration, name, zero=zero) / 1000
 
 
 def _number(text: str, name: str) -> int:

@@ -11,20 +11,7 @@ from idemgate.operate.topics import GROUP_VERBS, TOPIC_VERBS
 from idemgate.operate.verb import Parameter, Verb
 from idemgate.operate.workers import WORKER_VERBS
 
-__all__ = ["NOUNS", "VERBS"]
-
-NOUNS = {
-    "key": "guarded keys: show, forget, resolve, cancel",
-    "scope": "scopes of guarded keys: move",
-    "topic": "topics and their messages",
-    "group": "groups whose messages wait",
-    "dead": "dead letters: list, export, import, redrive, delete",
-    "held": "keys whose owner lost its lease and that wait for a decision",
-    "worker": "the processes that use the namespace: workers, subscribers, clients",
-    "act": "what operators changed",
-}
-"""What each noun is about, in the order of the help."""
-
+__all__ = ["VERBS"]
 
 VERBS: tuple[Verb, ...] = (
     *KEY_VERBS,

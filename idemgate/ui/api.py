@@ -28,9 +28,10 @@ from idemgate.errors import IdemgateError, InvalidArgument, StoreError, StoreUna
 from idemgate.gate import Gate
 from idemgate.operate.acts import perform
 from idemgate.operate.arguments import parse_given
+from idemgate.operate.nouns import NOUNS
 from idemgate.operate.overview import overview
 from idemgate.operate.snapshot import take_snapshot
-from idemgate.operate.table import NOUNS, VERBS
+from idemgate.operate.table import VERBS
 from idemgate.operate.values import STORED, to_json
 from idemgate.operate.verb import Answer, Facts, Given, Verb
 from idemgate.store.retry import is_refused

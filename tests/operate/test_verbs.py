@@ -29,7 +29,8 @@ from idemgate.core.process import process_name
 from idemgate.guard.claim_calls import register_retention
 from idemgate.operate.acts import acts_call, describe_act, perform, record_call
 from idemgate.operate.arguments import parse_given, read_command
-from idemgate.operate.table import NOUNS, VERBS
+from idemgate.operate.nouns import NOUNS
+from idemgate.operate.table import VERBS
 from idemgate.operate.verb import Verb
 from idemgate.presence.calls import beat
 from idemgate.testing import Clock

@@ -14,8 +14,13 @@ FILES = [file for package in PACKAGES for file in sorted(package.rglob("*.py"))]
 MODULES = frozenset({"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "jsonpickle", "marshal", "shelve"})
 CALLS = frozenset({"eval", "exec", "compile", "__import__"})
 METHODS = frozenset({("yaml", "load"), ("yaml", "unsafe_load"), ("os", "system"), ("os", "popen")})
-NAMED = {"idemgate/cli/run.py": "importlib.import_module", "idemgate/errors.py": "pickle"}
-"""What the user of the command line names is imported. An error that is pickled copies its values, to see if it can."""
+NAMED = {
+    "idemgate/cli/__init__.py": "import_module",
+    "idemgate/cli/run.py": "importlib.import_module",
+    "idemgate/errors.py": "pickle",
+}
+"""The module of a command is imported when it is called, and what the user of the command line names. An error that is
+pickled copies its values, to see if it can."""
 
 
 def dangers(source: str) -> Iterator[str]:

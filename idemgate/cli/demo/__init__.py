@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
-from idemgate.cli.arguments import HelpFormatter, count, duration, factor
+from idemgate.cli.arguments import count, duration, factor
 from idemgate.cli.demo.actors import DemoOrder, topic_of
 from idemgate.cli.demo.events import DemoPlan, made_up, plan_of, read
 from idemgate.cli.demo.records import Records, Reports, check_promises
@@ -61,10 +61,9 @@ class Stopped(Exception):
     """The run cannot go on: a process ended before its time or nothing happens any more."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to a parser."""
-    about = "see it work, and check its promises"
-    parser = commands.add_parser("demo", help=about, description=DESCRIPTION, formatter_class=HelpFormatter)
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.description = DESCRIPTION
     add = parser.add_argument
     source = "JSON lines of {id, ts, path, change}, gzipped or not (default: made up)"
     add("--input", metavar="FILE", type=Path, help=source)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from idemgate.audit.server import Check
-from idemgate.cli.arguments import HelpFormatter, add_namespace, add_url, url_of
+from idemgate.cli.arguments import add_namespace, add_url, url_of
 from idemgate.cli.doctor.examine import Namespace, ServerCheck, examine_store
 from idemgate.cli.doctor.showing import as_json, show
 from idemgate.errors import InvalidArgument, StoreError
@@ -23,15 +23,10 @@ it writes nothing. With --audit it also reads and checks all data of the namespa
 EPILOG = "exit codes: 0 = nothing critical, perhaps warnings; 1 = critical, or no store answers; 2 = invalid arguments"
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to a parser."""
-    parser = commands.add_parser(
-        "doctor",
-        help="check a server, and its data with --audit",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=HelpFormatter,
-    )
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.description = DESCRIPTION
+    parser.epilog = EPILOG
     add_url(parser)
     add_namespace(parser)
     parser.add_argument(
