@@ -55,9 +55,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # exempt from garbage collection.
     config.addinivalue_line("filterwarnings", "ignore:It looks like `register_random` was passed")
     gc.disable()  # until all is collected: nothing of it is garbage, and looking for some takes a fifth of the time
-    # About once in six runs of all tests under load an async connection of psycopg is left in the middle of a query, by
-    # a test that is not known yet: the garbage collector tells of it in another one.
-    config.addinivalue_line("filterwarnings", "ignore:<psycopg.AsyncConnection object:ResourceWarning")
     if redis.__version__.startswith("5.0."):
         # It leaves the sockets of failed connections to the garbage collector.
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")

@@ -208,8 +208,8 @@ class TopicConsumer:
 
     def mark_lost(self, entry: InFlight) -> None:
         """Mark a delivery as lost, which its handler sees; count and log it."""
-        entry.delivery.lost = True
         self.context.counters.add("worker.lease_lost")
+        entry.delivery.lost = True
         facts = entry.log_facts()
         log.warning("worker.lease_lost topic=%r key=%r", *facts.values(), extra=facts | {"token": entry.delivery.token})
 

@@ -22,6 +22,8 @@ from integrations.aws.tests.test_consuming import hidden_for
 from integrations.aws.tests.test_contract import OPTIONS, SqsTransport, read
 from tests.for_each import for_each
 
+pytestmark = pytest.mark.slow  # beyond the contract, which `poe test` runs
+
 KEY = "{message.attributes[id]}"
 
 

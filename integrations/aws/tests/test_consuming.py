@@ -21,6 +21,8 @@ from integrations.aws.tests.conftest import Queue
 from tests.for_each import for_each
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow  # beyond the contract, which `poe test` runs
+
 KEY = "{message.attributes[id]}"
 
 

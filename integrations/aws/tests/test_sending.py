@@ -15,6 +15,8 @@ from idemgate.testing import Clock, Proxy
 from integrations.aws.tests.clients import make_client
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow  # beyond the contract, which `poe test` runs
+
 
 async def test_a_topic_sends_its_merged_payload(gate: Gate, make_queue: Any, client: Any) -> None:
     queue, topic = make_queue(), gate.topic("images", window="100ms", merge="append")

@@ -24,6 +24,8 @@ from idemgate.testing import Clock
 from idemgate.testing.proxy import Proxy
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow  # beyond the contract, which `poe test` runs
+
 
 class Received(NamedTuple):
     """The facts of a message that the tests look at."""

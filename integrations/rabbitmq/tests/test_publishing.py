@@ -22,6 +22,8 @@ from idemgate.testing.proxy import Proxy
 from tests.for_each import for_each
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow  # beyond the contract, which `poe test` runs
+
 
 async def send(publisher: Any, delivery: Delivery[Any]) -> None:
     """Publishes as a worker would: in the loop, or in a thread."""

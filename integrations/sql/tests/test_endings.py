@@ -398,6 +398,7 @@ def test_an_interrupt_at_any_point_leaves_no_run_open(url: str, namespace: str, 
             if not flavour.awaiting and pay(keys[-1]) != {"receipt": keys[-1]}:
                 wrong.append((interrupter.where, "no result"))
         runner.run(gate.aio.close())
+    gc.collect()  # what an interrupt left of a connection that psycopg opened; here its warnings are ignored
     assert not wrong, f"{len(wrong)} of {points} interrupts, such as {wrong}"
     assert points > 40
     assert flavour.awaiting or flavour.credits() == keys

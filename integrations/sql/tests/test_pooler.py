@@ -27,6 +27,8 @@ from integrations.sql.tests.test_inbox import forget
 from integrations.sql.tests.test_outbox import _await, eventually, running, send
 from tests.needs import report_missing
 
+pytestmark = pytest.mark.slow  # it starts processes or servers of its own
+
 DIRECT = {"prepare_threshold": None}
 """Without it a later transaction names a prepared statement that its connection of the server does not have."""
 

@@ -23,6 +23,8 @@ from integrations.sql.tests.test_outbox import _await, eventually, running, send
 from tests.postgres import Postgres
 from tests.resilience.servers import Server
 
+pytestmark = pytest.mark.slow  # it starts processes or servers of its own
+
 KEYS = 5
 BATCH = 7
 

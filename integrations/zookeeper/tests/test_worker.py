@@ -12,6 +12,8 @@ from idemgate_zookeeper import ZooKeeperMembership
 from idemgate import Gate
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow  # `test_zookeeper.py` shows the membership
+
 SLOTS, TTL = 32, 2.0
 ALL = frozenset(range(SLOTS))
 
