@@ -455,7 +455,7 @@ class UnexpectedData(StoreError):
     def __init__(self, redis_key: str, text: str) -> None:
         remedy = _removal_command(redis_key, text) or "move or delete that key, or use another namespace"
         super().__init__(redis_key, text)
-        self._text = f"{redis_key}: {text}. Nothing was written; {remedy}"
+        self._text = f"{redis_key}: {text}. Nothing was written to it; {remedy}"
         self.redis_key = redis_key
         self.problem = text
 

@@ -69,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that hides passwords of URLs in its error messages.
 
     Attributes:
-        fill: Adds what is below this parser, before it parses. So a call builds the verbs of one noun only.
+        fill: Adds what is below this parser, before it parses. So a call builds the options of one command only.
     """
 
     fill: Callable[[argparse.ArgumentParser], None] | None = None

@@ -30,11 +30,11 @@ def add_to(parser: argparse.ArgumentParser, noun: str) -> None:
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for verb in VERBS:
         if verb.noun == noun:
-            _add_verb(verbs, verb)
+            added = verbs.add_parser(verb.name, help=verb.about, description=verb.about)
+            added.fill = partial(_add_options, verb)
 
 
-def _add_verb(verbs: Any, verb: Verb) -> None:
-    parser = verbs.add_parser(verb.name, help=verb.about, description=verb.about)
+def _add_options(verb: Verb, parser: argparse.ArgumentParser) -> None:
     for parameter in verb.parameters:
         _add_parameter(parser, parameter)
     add_url(parser)

@@ -627,7 +627,7 @@ async def test_what_stands_before_an_unreadable_message_is_handed_out_or_sent_on
     # And once what is wrong is removed as the errors say, which wrote nothing, all others come
     for removing in ["HDEL", "ZREM"] if damage == "spoilt" else ["ZREM"]:
         before = everything()
-        with pytest.raises(UnexpectedData, match=rf"Nothing was written; {removing} ") as caught:
+        with pytest.raises(UnexpectedData, match=rf"Nothing was written to it; {removing} ") as caught:
             await next_keys()
         assert everything() == before
         raw.execute_command(*shlex.split(str(caught.value).partition("written; ")[2]))

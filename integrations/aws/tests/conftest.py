@@ -22,8 +22,6 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from moto.sqs.models import sqs_backends
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from idemgate import Gate
-from idemgate.store.embedded.server import start
 from integrations.aws.tests.clients import ACCOUNT, make_client, open_aio_client
 
 POLL = 0.03
@@ -163,26 +161,6 @@ async def client(request: pytest.FixtureRequest, endpoint: str) -> AsyncIterator
             yield make_client(endpoint)
         else:
             yield await stack.enter_async_context(open_aio_client(endpoint))
-
-
-@pytest.fixture(scope="session")
-def store() -> Iterator[str]:
-    """The store of this test process."""
-    with start() as server:
-        yield server.url
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"a{os.getpid()}-{next(_numbers)}"
-
-
-@pytest.fixture
-async def gate(store: str, namespace: str) -> AsyncIterator[Gate]:
-    made = Gate(store, namespace=namespace)
-    yield made
-    await made.aio.close()
-    made.close()
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
-"""A Redis of this test process, which is the store and, in other databases, the broker of each test."""
+"""The broker of each test: another database of the store."""
 
 from __future__ import annotations
 
 import functools
 import gc
-import itertools
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,28 +16,6 @@ from celery.contrib.testing.worker import start_worker
 from idemgate_celery import once_tasks
 
 from idemgate import Gate
-from idemgate.testing import temporary_server
-
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def store() -> Iterator[str]:
-    with temporary_server() as url:
-        yield url
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"c{os.getpid()}-{next(_numbers)}"
-
-
-@pytest.fixture
-def gate(store: str, namespace: str) -> Iterator[Gate]:
-    """A gate on the server's clock."""
-    made = Gate(store, namespace=namespace)
-    yield made
-    made.close()
 
 
 @pytest.fixture

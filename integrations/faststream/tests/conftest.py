@@ -1,8 +1,7 @@
-"""The servers of this test process: NATS with JetStream on files, Tansu, and a Redis for the gates."""
+"""The servers of this test process: NATS with JetStream on files, and Tansu."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import signal
@@ -10,18 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from idemgate import Gate
-from idemgate.store.embedded.server import start
 from tests.conftest import pytest_collection_modifyitems, pytest_runtest_makereport, record_fault  # noqa: F401 - of rows
-
-_numbers = itertools.count()
 
 
 class NatsServer:
@@ -88,23 +83,3 @@ def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield url.removeprefix("tcp://")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-@pytest.fixture(scope="session")
-def store() -> Iterator[str]:
-    """The Redis of this test process."""
-    with start() as server:
-        yield server.url
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"f{os.getpid()}-{next(_numbers)}"
-
-
-@pytest.fixture
-async def gate(store: str, namespace: str) -> AsyncIterator[Gate]:
-    made = Gate(store, namespace=namespace)
-    yield made
-    await made.aio.close()
-    made.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ import httpx
 import pytest
 
 from idemgate import Gate
-from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
 from integrations.http.tests.apps import Handler, build_app
 from integrations.http.tests.servers import KINDS, Server
@@ -45,20 +43,8 @@ def server_of() -> Iterator[Callable[[str], Server]]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(scope="session")
-def store() -> Iterator[str]:
-    """The URL of the store of this test process, for other processes."""
-    with start() as server:
-        yield server.url
-
-
-@pytest.fixture
-def gate(store: str, clock: Clock) -> Iterator[Gate]:
-    made = Gate(store, namespace=f"h{os.getpid()}-{next(_numbers)}", clock=clock)
+def gate(store: str, namespace: str, clock: Clock) -> Iterator[Gate]:
+    made = Gate(store, namespace=namespace, clock=clock)
     yield made
     made.close()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -18,8 +16,6 @@ from opentelemetry.sdk.trace.sampling import Sampler
 
 from idemgate import Gate
 from idemgate.testing import Clock
-
-_numbers = itertools.count()
 
 
 class Traced:
@@ -46,13 +42,8 @@ class Traced:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def gate(clock: Clock) -> AsyncIterator[Gate]:
-    made = Gate("embedded://", namespace=f"o{os.getpid()}-{next(_numbers)}", clock=clock)
+async def gate(store: str, namespace: str, clock: Clock) -> AsyncIterator[Gate]:
+    made = Gate(store, namespace=namespace, clock=clock)
     yield made
     await made.aio.close()
     made.close()

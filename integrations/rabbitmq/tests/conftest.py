@@ -21,7 +21,6 @@ from idemgate_rabbitmq import AioPublisher, Publisher
 from pika.exceptions import AMQPError
 
 from idemgate import Gate
-from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
 from tests.conftest import (  # noqa: F401 - rows of docs/reliability.md
     pytest_collection_modifyitems,
@@ -210,23 +209,6 @@ async def publish(publisher_of: Any, broker: Broker) -> AsyncIterator[Callable[.
         closing = one.close()
         if closing is not None:
             await closing
-
-
-@pytest.fixture(scope="session")
-def store() -> Iterator[str]:
-    """The Redis of this test process."""
-    with start() as server:
-        yield server.url
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"r{os.getpid()}-{next(_numbers)}"
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,6 @@ from integrations.sql.tests.flavours import FEW, FLAVOURS, SLOW, Flavour, find_u
 from tests.needs import report_missing
 from tests.postgres import Postgres, find_programs
 
-_numbers = itertools.count()
-
 
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
@@ -33,16 +29,6 @@ def raw(url: str) -> Iterator[Any]:
     """A plain client of the store."""
     with redis.Redis.from_url(url) as client:
         yield client
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"sql{os.getpid()}-{next(_numbers)}"
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +15,6 @@ from idemgate_webhook import Webhooks, new_secret
 from idemgate import Gate
 from idemgate.testing import Clock
 
-_numbers = itertools.count()
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
@@ -103,13 +100,8 @@ def respond() -> Callable[..., bytes]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def gate(clock: Clock) -> AsyncIterator[Gate]:
-    made = Gate("embedded://", namespace=f"w{os.getpid()}-{next(_numbers)}", clock=clock)
+async def gate(store: str, namespace: str, clock: Clock) -> AsyncIterator[Gate]:
+    made = Gate(store, namespace=namespace, clock=clock)
     yield made
     await made.aio.close()
     made.close()
