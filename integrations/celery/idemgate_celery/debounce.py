@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar, cast
 
 from celery import Celery, Task, signals
@@ -123,18 +124,23 @@ class _Deliveries:
         self._gate = gate
         self._options = options
         self._stop: Callable[[], object] | None = None
+        self._stopping = False
         self._thread: threading.Thread | None = None
 
     def start(self, **_: Any) -> None:
         if self._thread is None:
+            self._stopping = False
             self._thread = threading.Thread(target=self._work, name="idemgate-worker", daemon=True)
             self._thread.start()
 
     def stop(self, **_: Any) -> None:
         """Stop taking messages, and wait for what is being enqueued."""
+        self._stopping = True  # the thread may not have come to its event loop yet
         thread, self._thread = self._thread, None
-        if thread is not None and self._stop is not None:
-            self._stop()
+        if thread is not None:
+            if self._stop is not None:
+                with suppress(RuntimeError):  # the thread has ended by an error
+                    self._stop()
             thread.join(10)
 
     def _work(self) -> None:
@@ -143,6 +149,8 @@ class _Deliveries:
     async def _run(self) -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         self._stop = lambda: loop.call_soon_threadsafe(stop.set)
+        if self._stopping:
+            stop.set()
         try:
             async with self._gate.aio.worker(**self._options):
                 await stop.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -107,6 +108,14 @@ def test_a_call_may_be_delayed_and_other_options_are_refused(app: Celery, moved:
         reindex.apply_async(["p1", ["a"]], queue="other")
 
 
+@pytest.fixture
+def no_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test connects is disconnected after it: else the next worker of this process would deliver, too."""
+    for signal in (signals.worker_ready, signals.worker_shutting_down):
+        monkeypatch.setattr(signal, "receivers", [])
+
+
+@pytest.mark.usefixtures("no_receivers")
 def test_a_worker_of_celery_delivers(app: Celery, gate: Gate) -> None:
     reindex = declare(app, gate, [], quiet="50ms", max_delay="1s")
     deliver_in_workers(gate, concurrency=2)
@@ -114,6 +123,16 @@ def test_a_worker_of_celery_delivers(app: Celery, gate: Gate) -> None:
     signals.worker_ready.send(None)  # as the main process of a worker does
     wait_until(lambda: count_enqueued(app) == 1)
     signals.worker_shutting_down.send(None)
+
+
+@pytest.mark.usefixtures("no_receivers")
+def test_a_worker_that_stops_as_soon_as_it_starts_leaves_no_thread(app: Celery, gate: Gate) -> None:
+    declare(app, gate, [], quiet="50ms", max_delay="1s")
+    deliver_in_workers(gate)
+    for _ in range(3):
+        signals.worker_ready.send(None)
+        signals.worker_shutting_down.send(None)
+    assert not [thread for thread in threading.enumerate() if thread.name == "idemgate-worker"]
 
 
 @pytest.mark.parametrize(
