@@ -128,6 +128,7 @@ def test_a_worker_of_celery_delivers(app: Celery, gate: Gate) -> None:
 @pytest.mark.usefixtures("no_receivers")
 def test_a_worker_that_stops_as_soon_as_it_starts_leaves_no_thread(app: Celery, gate: Gate) -> None:
     declare(app, gate, [], quiet="50ms", max_delay="1s")
+    app.finalize()
     deliver_in_workers(gate)
     for _ in range(3):
         signals.worker_ready.send(None)
