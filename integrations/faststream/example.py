@@ -35,7 +35,7 @@ invoices: list[str] = []
 
 async def keep(message: Any, error: Exception) -> None:
     print(f"dead letter {message.body.decode()}: {error.__cause__}")
-    await dead_orders.publish(message.body)
+    await dead_orders.publish(message.body, timeout=10)
 
 
 guarded = NatsRouter(
@@ -67,7 +67,7 @@ async def main(url: str) -> None:
         await broker.start()
         for number, total in ((7, 20), (7, 20), (8, 30), (9, -1)):  # a copy, one that fails once, one that always does
             order = {"id": number, "total": total}
-            await broker.publish(order, "orders", stream="shop", headers={"event-id": f"order-{number}"})
+            await broker.publish(order, "orders", stream="shop", headers={"event-id": f"order-{number}"}, timeout=10)
         async with asyncio.timeout(20):
             while len(invoices) < 3 or not gate.counters["consumer.rejected"]:
                 await asyncio.sleep(0.01)
