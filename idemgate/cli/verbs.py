@@ -27,7 +27,7 @@ __all__ = ["add_to", "who_runs"]
 
 def add_to(parser: argparse.ArgumentParser, noun: str) -> None:
     """Add the verbs of a noun to its parser."""
-    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    verbs: Any = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for verb in VERBS:
         if verb.noun == noun:
             added = verbs.add_parser(verb.name, help=verb.about, description=verb.about)
