@@ -29,8 +29,9 @@ def main(store: str) -> None:
         first, copy = charge.delay({"id": "o1"}), charge.delay({"id": "o1"})
         print("first:", first.get(30))
         print("copy:", copy.get(30))
-        once = [charge.delay_once({"id": "o2"}).id for _ in range(3)]
-        print("enqueued", len(set(once)), "of", len(once))
+        once = [charge.delay_once({"id": "o2"}) for _ in range(3)]
+        once[-1].get(30)
+        print("enqueued", len({result.id for result in once}), "of", len(once))
         gate.claim("o3", scope="charge", lease="1s")  # a worker that died
         began = time.monotonic()
         receipt = charge.delay({"id": "o3"}).get(30)

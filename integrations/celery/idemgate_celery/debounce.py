@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from types import MethodType
 from typing import Any, ClassVar, cast
 
 from celery import Celery, Task, signals
@@ -47,7 +49,9 @@ class DebouncedTask(Task[Any, Any]):
             raise InvalidArgument(
                 "debounce", cls.debounce, "it names no key", 'Pass debounce={"key": "{product}", ...}'
             )
-        cls._merged = cls.gate.merge(deliver=cls._enqueue, **options)(cls.run)
+        is_bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
+        run = MethodType(cls.run, cls) if is_bound else cls.run  # without `self` in its signature
+        cls._merged = cls.gate.merge(deliver=cls._enqueue, **options)(run)
 
     @classmethod
     def _enqueue(cls, delivery: Delivery[dict[str, Any]]) -> None:
@@ -93,7 +97,7 @@ def debounced_tasks(gate: Gate) -> type[DebouncedTask]:
         gate: the gate whose store has the topics.
 
     Raises:
-        InvalidArgument: an option of a task is invalid, or the task is bound (`bind=True`).
+        InvalidArgument: an option of a task is invalid.
     """
 
     class GateTask(DebouncedTask):

@@ -106,18 +106,12 @@ class OnceTask(Task[Any, Any]):
         return verdict.outcome == "failed" and verdict.ran and self._once_options().get("max_attempts") is None
 
     def _send_again(self, verdict: Verdict[Any]) -> Exception:
-        """Enqueue the task again and return what tells Celery so.
-
-        A wait does not use up the task's own retries. A message that Redis would redeliver while it waits for its time
-        waits for half of the visibility timeout only, and then again.
-        """
+        """Enqueue the task again and return what tells Celery so. A wait does not use up the task's own retries."""
         request = self.request
         backoff = self._once_options().get("backoff", 10.0)
         delay = verdict.delay(backoff)
         if verdict.outcome == "in_progress":  # the other run may end long before its lease
             delay = min(delay, verdict._replace(retry_after=None).delay(backoff))
-        if (visibility := self._visibility.seconds) is not None:
-            delay = min(delay, visibility / 2)
         error = verdict.error or AlreadyInProgress("", delay, self.name)
         counted = verdict.outcome == "failed" and verdict.ran
         message = self.signature_from_request(request, countdown=delay, retries=request.retries + counted)
@@ -192,7 +186,8 @@ def once_tasks(gate: Gate, **defaults: Unpack[TaskOnce]) -> type[OnceTask]:
     | `self.replace(...)`, `raise Ignore()` | done; a copy gets None |
     | `self.retry(...)`, `raise Reject(...)` | the key is free, and Celery does what they say |
 
-    On a Redis broker a task with `acks_late` is not redelivered while it runs, however long that takes.
+    On a Redis broker a task with `acks_late` is not redelivered while it runs, however long that takes. No task is
+    redelivered while it waits in a worker for its `eta` or `countdown`.
 
     A task that is called (`task(order)`), or runs eagerly, raises the errors of the guard instead of a retry.
 
@@ -210,6 +205,10 @@ def once_tasks(gate: Gate, **defaults: Unpack[TaskOnce]) -> type[OnceTask]:
 
     GateTask.gate, GateTask.once_defaults = gate, defaults
 
+    def on_received(request: Any, **_: Any) -> None:
+        if isinstance(request.task, GateTask) and request.task.once is not None and request.eta is not None:
+            request.task._visibility.hold_until(request.message, request.eta.timestamp())
+
     def on_failure(sender: Any, **facts: Any) -> None:
         if isinstance(sender, GateTask):
             sender._forget_queued(facts["task_id"], facts["args"], facts["kwargs"])
@@ -218,6 +217,7 @@ def once_tasks(gate: Gate, **defaults: Unpack[TaskOnce]) -> type[OnceTask]:
         if isinstance(sender, GateTask):
             sender._forget_queued(facts["request"].id, facts["request"].args, facts["request"].kwargs)
 
+    signals.task_received.connect(on_received, weak=False)
     signals.task_failure.connect(on_failure, weak=False)
     signals.task_revoked.connect(on_revoked, weak=False)
     return GateTask

@@ -34,3 +34,8 @@ ONCE = {"key": key, "fingerprint": lambda message_id, body: base64.b64decode(bod
 @app.task(name=SCOPE, once=ONCE)
 def work(message_id: str, body: str) -> str:
     return str(HandlerBridge.call(settings["bridge"], message_id, base64.b64decode(body)))
+
+
+@app.task(name="count")
+def count(parts: list[str]) -> int:
+    return len(parts)

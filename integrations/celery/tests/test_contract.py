@@ -38,18 +38,20 @@ CONF = {
 class CeleryTransport(Transport):
     visibility = VISIBILITY
 
-    def __init__(self, gate: Gate, store: str, broker: str, folder: Path) -> None:
+    def __init__(self, gate: Gate, store: str, broker: str, folder: Path, pool: str = "prefork") -> None:
         super().__init__(gate)
-        self.store, self.broker, self.folder = store, broker, folder
+        self.store, self.broker, self.folder, self.pool = store, broker, folder, pool
         self.redis = redis.Redis.from_url(f"{store}?db=1")
         self.app = Celery("contract", broker=broker, backend=broker, set_as_current=False)
         self.sent: list[tuple[str, bytes]] = []
         self.consumers: list[CeleryConsumer] = []
 
     async def publish(self, message_id: str, body: bytes) -> None:
-        arguments = [message_id, base64.b64encode(body).decode()]
-        result = await asyncio.to_thread(self.app.send_task, SCOPE, arguments)
+        result = await asyncio.to_thread(self.send, message_id, body)
         self.sent.append((result.id, body))
+
+    def send(self, message_id: str, body: bytes = b"", **options: Any) -> Any:
+        return self.app.send_task(SCOPE, [message_id, base64.b64encode(body).decode()], **options)
 
     async def start(self, handler: Handler, *, acknowledges: bool = True) -> CeleryConsumer:
         consumer = CeleryConsumer(self)
@@ -91,8 +93,8 @@ class CeleryConsumer:
     def _spawn(self, settings: dict[str, Any]) -> Path:
         """Start a worker and return its log."""
         number = next(_numbers)
-        command = [sys.executable, "-m", "celery", "-A", "contract_app", "worker", "-c", "4", "--without-gossip",
-                   "--without-mingle", "-l", "INFO", "-n", f"w{number}@test"]  # fmt: skip
+        command = [sys.executable, "-m", "celery", "-A", "contract_app", "worker", "-P", self.transport.pool, "-c", "4",
+                   "--without-gossip", "--without-mingle", "-l", "INFO", "-n", f"w{number}@test"]  # fmt: skip
         log = self.transport.folder / f"log{number}"
         with log.open("wb") as out:
             self.process = subprocess.Popen(

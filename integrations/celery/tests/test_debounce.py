@@ -99,6 +99,25 @@ def test_calls_with_an_id_and_eager_calls_run_at_once(app: Celery, moved: tuple[
     assert gate.topic("reindex").stats().pending == 0
 
 
+def test_a_bound_task_gets_itself(app: Celery, moved: tuple[Gate, Clock], work: Callable[..., Any]) -> None:
+    (gate, clock), ran = moved, list[Any]()
+
+    @app.task(name="bound", bind=True, base=debounced_tasks(gate), debounce={"key": "{product}", "quiet": "1s",
+              "max_delay": "5s"})  # fmt: skip
+    def bound(this: Any, product: str) -> None:
+        ran.append((this.name, product, this.request.retries))
+        if this.request.retries == 0:
+            raise this.retry(countdown=0.1)
+
+    for _ in range(3):
+        bound.delay("p1")
+    clock.advance(2)
+    drain(gate)
+    with work():
+        wait_until(lambda: len(ran) == 2)
+    assert ran == [("bound", "p1", 0), ("bound", "p1", 1)]
+
+
 def test_a_call_may_be_delayed_and_other_options_are_refused(app: Celery, moved: tuple[Gate, Clock]) -> None:
     gate, clock = moved
     reindex = declare(app, gate, [], priority=True)

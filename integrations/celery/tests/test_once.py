@@ -8,8 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery, chord
+from celery import Celery, chord, group
+from celery.contrib.django.task import DjangoTask
 from celery.exceptions import Ignore, Reject
+from celery.worker import state
+from django.db import transaction
+from idemgate_celery import once_tasks
 from kombu.exceptions import OperationalError
 
 from idemgate import AlreadyInProgress, Gate, InvalidArgument, KeyReused
@@ -134,6 +138,77 @@ def test_what_a_task_tells_celery_passes_through(app: Celery, gate: Gate, work: 
     assert type(error).__name__ == AttemptsExhausted.__name__
 
 
+def test_a_task_that_puts_its_message_back_runs_again(app: Celery, gate: Gate, work: Work) -> None:
+    ran: list[str] = []
+
+    @app.task(name="charge", once="{order}")
+    def charge(order: str) -> str:
+        ran.append(order)
+        if len(ran) == 1:
+            raise Reject("not now", requeue=True)
+        return f"R-{order}"
+
+    with work():
+        assert outcome(charge.delay("o1")) == "R-o1"
+    assert ran == ["o1", "o1"]
+
+
+def test_callbacks_of_a_copy_get_the_stored_result(app: Celery, gate: Gate, work: Work) -> None:
+    ran: list[str] = []
+    called: list[Any] = []
+
+    @app.task(name="charge", once={"key": "{order}", "fingerprint": ["total"]})
+    def charge(order: str, total: int = 5) -> str:
+        ran.append(order)
+        return f"R-{order}"
+
+    @app.task(name="mail")
+    def mail(receipt: str) -> str:
+        called.append(receipt)
+        return f"mailed {receipt}"
+
+    @app.task(name="alert")
+    def alert(task_id: str) -> None:
+        called.append(task_id)
+
+    with work():
+        outcome(charge.delay("o1"))
+        # Given copies with callbacks, in a chain and in a group
+        linked = charge.apply_async(["o1"], link=mail.s())
+        chained = (charge.s("o1") | mail.s()).delay()
+        grouped = group(charge.s("o1"), charge.s("o1"), app=app).delay()
+        # Then each of them gets the result of the first run
+        assert (outcome(linked), outcome(chained)) == ("R-o1", "mailed R-o1")
+        assert [outcome(each) for each in grouped.results] == ["R-o1"] * 2
+        # And a copy that is rejected calls its error callback
+        rejected = charge.apply_async(["o1", 6], link=mail.s(), link_error=alert.si("of o1"))
+        assert type(outcome(rejected)).__name__ == KeyReused.__name__
+        wait_until(lambda: len(called) == 3)
+    assert (ran, sorted(called)) == (["o1"], ["R-o1", "R-o1", "of o1"])
+
+
+def test_a_task_that_is_revoked_before_it_runs_leaves_no_key(app: Celery, gate: Gate, work: Work) -> None:
+    ran: list[str] = []
+
+    @app.task(name="charge", once="{order}")
+    def charge(order: str) -> None:
+        ran.append(order)
+
+    with work():
+        waiting = charge.apply_async(["o1"], countdown=1)
+        expired = charge.apply_async(["o2"], expires=-1)
+        # Given an id that every worker knows as revoked before its task is enqueued
+        app.control.revoke([waiting.id, charge._once_id("o3")])
+        wait_until(lambda: waiting.id in state.revoked and charge._once_id("o3") in state.revoked)
+        charge.delay_once("o3")
+        for result in (waiting, expired):
+            assert type(outcome(result)).__name__ == "TaskRevokedError"
+        # Then the key may be enqueued again
+        wait_until(lambda: gate.inspect("o3", scope="charge:queued").state == "absent")
+    assert [gate.inspect(order, scope="charge").state for order in ("o1", "o2", "o3")] == ["absent"] * 3
+    assert ran == []
+
+
 def test_the_members_of_a_chord_may_wait(app: Celery, gate: Gate, work: Work) -> None:
     @app.task(name="part", once={"key": "{n}", "backoff": "500ms"})
     def part(n: int) -> int:
@@ -148,7 +223,7 @@ def test_the_members_of_a_chord_may_wait(app: Celery, gate: Gate, work: Work) ->
         assert outcome(chord([part.s(n) for n in (1, 2, 3)], app=app)(total.s())) == 6
 
 
-def test_a_task_stays_invisible_while_it_runs(app: Celery, gate: Gate, work: Work) -> None:
+def test_a_task_stays_invisible_while_it_runs_or_waits_for_its_time(app: Celery, gate: Gate, work: Work) -> None:
     # Given a broker that redelivers after a second, and a task that takes three
     app.conf.broker_transport_options["visibility_timeout"] = 1
     ran: list[str] = []
@@ -158,11 +233,20 @@ def test_a_task_stays_invisible_while_it_runs(app: Celery, gate: Gate, work: Wor
         ran.append(order)
         time.sleep(3)
 
+    @app.task(name="later", once="{order}", acks_late=False)
+    def later(order: str) -> None:
+        ran.append(order)
+
     with work():
+        # And one that waits in the worker for as long
+        waiting = later.apply_async(["o2"], countdown=3)
         outcome(slow.delay("o1"))
-    # Then nothing of it came a second time
-    assert ran == ["o1"]
-    assert {name for name in gate.counters if name.startswith("consumer.")} == {"consumer.handled"}
+        outcome(waiting)
+    # Then nothing of them came a second time
+    assert sorted(ran) == ["o1", "o2"]
+    assert {name: n for name, n in gate.counters.snapshot().items() if name.startswith("consumer.")} == {
+        "consumer.handled": 2
+    }
 
 
 # -- called, and eager ------------------------------------------------------------------------------------------------
@@ -185,6 +269,25 @@ def test_a_task_that_is_called_raises_the_errors_of_the_guard(app: Celery, gate:
     app.conf.task_always_eager = True
     assert charge.delay("o1").get() == charge.delay_once("o1").get() == "R-o1"
     assert isinstance(charge.delay("busy").get(propagate=False), AlreadyInProgress)
+
+
+def test_a_task_of_django_is_enqueued_on_commit(
+    gate: Gate, app: Celery, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ShopTask(once_tasks(gate), DjangoTask):  # type: ignore[misc]
+        abstract = True
+
+    @app.task(name="charge", base=ShopTask, once="{order}")
+    def charge(order: str) -> str:
+        return f"R-{order}"
+
+    committed: list[Callable[[], Any]] = []
+    monkeypatch.setattr(transaction, "on_commit", committed.append)
+    charge.delay_on_commit("o1")
+    charge.apply_async_on_commit(["o1"])
+    with work():
+        assert [outcome(commit()) for commit in committed] == ["R-o1"] * 2
+    assert gate.counters["consumer.handled"] == 1
 
 
 # -- enqueue once -----------------------------------------------------------------------------------------------------

@@ -1,35 +1,81 @@
-"""The blocks of the README run, and the example does."""
+"""The blocks of the README run, the first one as a new user runs it, and the example.
+
+The slow test builds the wheels and installs them into an empty environment, which needs the package index.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tools.compat import wheels
+
 FOLDER = Path(__file__).parents[1]
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+INSTALL, COMMANDS = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[:2]
+MINUTES = 5
+
+
+def connect(block: str, store: str, broker: str) -> str:
+    return block.replace("redis://localhost:6379/0", store).replace("redis://localhost:6379/1", broker)
+
+
+def run(*command: object, **options: Any) -> str:
+    words = [str(word) for word in command]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=MINUTES * 60, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_blocks_run(store: str, broker: str, close: Callable[[Any], None]) -> None:
-    found: dict[str, Any] = {"__name__": "block"}
+    found: dict[str, Any] = {"__name__": "shop"}
     for block in BLOCKS:
-        text = block.replace("redis://localhost:6379/0", store).replace("redis://localhost:6379/1", broker)
-        exec(text, found)
-    assert found["result"].id == found["charge"].delay_once({"id": "o1"}).id
+        exec(connect(block, store, broker), found)
+    assert found["again"].id == found["first"].id
     assert found["charge"]({"id": "o1"}) == "receipt of o1"
+    assert callable(found["ShopTask"].delay_on_commit)
     close(found["app"])
     found["gate"].close()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(MINUTES * 60)
+def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path, store: str, broker: str) -> None:
+    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
+    built = wheels.build(tmp_path / "wheels", "idemgate-celery", "idemgate-redis")
+    assert INSTALL.startswith('pip install . ./integrations/celery "celery[redis]" ')
+    scripts = tmp_path / "venv" / "bin"
+    run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
+    run(uv, "pip", "install", "--quiet", "--python", scripts / "python", *built, "celery[redis]", cwd=tmp_path)
+    (tmp_path / "shop.py").write_text(connect(BLOCKS[0], store, broker))
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    assert COMMANDS == "celery -A shop worker &\npython shop.py\n"
+    with (tmp_path / "log").open("wb") as log:
+        worker = subprocess.Popen(
+            [scripts / "celery", "-A", "shop", "worker"], cwd=tmp_path, env=env, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            printed = run(scripts / "python", "shop.py", cwd=tmp_path, env=env)
+        finally:
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
+    assert printed == "receipt of o1\n" * 2
+    assert (tmp_path / "log").read_text().count("charging o1") == 1
+
+
 def test_the_example_shows_what_happened() -> None:
-    run = subprocess.run(
-        [sys.executable, str(FOLDER / "example.py")], capture_output=True, text=True, timeout=100, check=True
-    )
-    lines = run.stdout.splitlines()
+    lines = run(sys.executable, FOLDER / "example.py").splitlines()
     assert [line for line in lines if line.startswith("charging")] == ["charging o1", "charging o2", "charging o3"]
     assert "copy: receipt of o1" in lines
     assert "enqueued 1 of 3" in lines
