@@ -225,6 +225,20 @@ RUNNING_KINDS: dict[str, Kind] = {
     "dead-letters": Kind(
         "warning", "handlers gave up messages lately", "mend the handler, then redrive the dead letters", 600, "s"
     ),
+    "messages-rejected": Kind(
+        "warning",
+        "consumers of a broker gave up messages lately: they failed for the last time, or their key or body is wrong",
+        "the log has them (consumer.rejected); mend the handler or the producer, then redrive the dead letters",
+        1,
+        "in ten minutes",
+    ),
+    "broker-unavailable": Kind(
+        "warning",
+        "a broker does not answer consumers, or refuses them: it delivers messages again",
+        "check the broker, the network, and what the consumer may do",
+        3,
+        "failed requests in ten minutes",
+    ),
     "payload-refused": Kind(
         "warning",
         "a producer sends payloads that the topic cannot merge or store",

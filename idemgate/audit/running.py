@@ -24,6 +24,8 @@ _COUNTERS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "leases-lost": ("last_10_minutes", (("worker.lease_lost", "worker.lost"), ("once.lease_lost", "once.lost"))),
     "ran-unguarded": ("last_10_minutes", (("once.store_error.run",), ("once.store_error.local",))),
     "completion-lost": ("last_10_minutes", (("once.completion_lost",),)),
+    "messages-rejected": ("last_10_minutes", (("consumer.rejected",),)),
+    "broker-unavailable": ("last_10_minutes", (("consumer.unsettled",), ("sqs.receive_failed",))),
 }
 """The kinds that are an increase of counters, summed over all processes: since when, and of which counters.
 

@@ -193,6 +193,24 @@ CASES: dict[str, list[Case]] = {
             snapshot(topic(dead=1, letters=(replace(DEAD, reason=f"{BURIED_BY_OPERATOR}: poison"),))),
         ),
     ],
+    "messages-rejected": [
+        (
+            snapshot(processes=(process(counters={"consumer.rejected": 1}),)),
+            snapshot(processes=(process(counters={"consumer.rejected": LONG_AGO, "consumer.failed": 9}),)),
+        )
+    ],
+    "broker-unavailable": [
+        (
+            snapshot(processes=(process(counters={"consumer.unsettled": 3}),)),
+            snapshot(processes=(process(counters={"consumer.unsettled": 2}),)),
+        ),
+        (
+            snapshot(
+                processes=(process(counters={"consumer.unsettled": 1}), process(2, counters={"sqs.receive_failed": 2}))
+            ),
+            snapshot(processes=(process(counters={"sqs.receive_failed": Counter(9, 0, 2)}),)),
+        ),
+    ],
     "payload-refused": [(refused(599), refused(601))],
     "version-ahead": [
         (versioned(NOW.timestamp() * 1000 + 61_000), versioned(NOW.timestamp() * 1000 + 59_000)),
