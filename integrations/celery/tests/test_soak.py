@@ -1,0 +1,334 @@
+"""Soak: Celery workers with child processes on Redis with an append-only file, while everything fails at random.
+
+    IDEMGATE_SOAK=10m pytest integrations/celery/tests/test_soak.py -s
+
+runs for ten minutes; without it, for a few seconds. Workers and their children are killed and stopped, the broker is
+killed and started again, connections are cut. Some tasks wait for an `eta` longer than the visibility timeout, and some
+of those are revoked. Plan, effects and judge are those of the soak of RabbitMQ.
+
+kombu takes a message from its queue before it writes it to the unacknowledged ones. A crash between the two loses it.
+At the end the producer sends again what has left the broker without an outcome, and counts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from idemgate import Gate
+from idemgate.testing import audit
+from idemgate.testing.proxy import Proxy
+from integrations.rabbitmq.tests import test_soak as rabbit
+from tests.resilience.plan import Fault, plan
+from tests.resilience.servers import APPEND, Server
+from tests.resilience.verdict import find_growth
+from tests.waiting import wait_until
+
+SECONDS, STALLED, DRAIN, MAX_ATTEMPTS = rabbit.SECONDS, rabbit.STALLED, rabbit.DRAIN, rabbit.MAX_ATTEMPTS
+SCOPE = "soak"
+OPTIONS = {"lease": "2s", "max_attempts": MAX_ATTEMPTS, "backoff": [0, 1]}
+VISIBILITY = 2
+LATER, REVOKED, LONGEST_WAIT = 0.1, 0.2, 3.0 * VISIBILITY
+"""The shares of tasks with a countdown, and of revoked ones among them, and the longest countdown."""
+WAITS = 20
+"""The deliveries of a key in progress elsewhere, for each of its messages and for each time it was resent."""
+CONF = {
+    "task_acks_late": True, "task_reject_on_worker_lost": True, "worker_prefetch_multiplier": 2,
+    "broker_connection_retry_on_startup": True, "broker_connection_max_retries": None,
+    "broker_transport_options": {
+        "visibility_timeout": VISIBILITY, "unacked_restore_interval": 1, "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": 3,
+    },
+}  # fmt: skip
+LANES = {
+    "wire": (1.5, rabbit.LANES["wire"][1]),
+    "broker": (10.0, ("close connections", "kill broker")),
+    "processes": (6.0, ("kill", "kill child", "kill child", "stop")),
+}
+WORKERS = [("prefork", True), ("prefork", False), ("prefork", False)]
+"""Whether a worker is steady: it may be stopped, and neither it nor its children are killed."""
+GROWTH = {"rss": (0.1, 6e6), "descriptors": (0.0, 12), "threads": (0.0, 12)}
+
+
+class Producer:
+    """A producer that repeats a message until the broker has taken it."""
+
+    def __init__(self, broker: Server, seed: int) -> None:
+        self._client = redis.Redis.from_url(broker.url)
+        self.app = Celery("producer", broker=broker.url, set_as_current=False)
+        self.app.conf.broker_connection_timeout = 1
+        self._drawn = random.Random(f"{seed} producer")
+        self.confirmed: set[str] = set()
+        self.revoked: set[str] = set()
+        self.sent = Counter[str]()
+        self.copies = self.unconfirmed = self.later = 0
+
+    def publish(self, message_id: str) -> None:
+        is_copy = message_id in self.confirmed
+        wait = self._drawn.uniform(0, LONGEST_WAIT) if self._drawn.random() < LATER else 0
+        result = self.send(message_id, countdown=wait)
+        self.later += wait > 0
+        if wait and not is_copy and self._drawn.random() < REVOKED:
+            with suppress(OperationalError, redis.ConnectionError):  # no worker has to get it
+                self.app.control.revoke(result.id)
+            self.revoked.add(message_id)
+        else:
+            self.revoked.discard(message_id)
+        self.copies += is_copy
+        self.confirmed.add(message_id)
+
+    def send(self, message_id: str, **options: Any) -> Any:
+        end = monotonic() + STALLED
+        while True:
+            try:
+                self.sent[message_id] += 1
+                return self.app.send_task(SCOPE, [message_id], retry=False, **options)
+            except (OperationalError, redis.RedisError):
+                assert monotonic() < end
+                self.unconfirmed += 1
+                sleep(0.1)
+
+    def wait_for_backlog(self) -> None:
+        end = monotonic() + STALLED
+        while self.ask(lambda client: client.llen("celery")) > rabbit.BACKLOG:
+            assert monotonic() < end, f"the workers leave more than {rabbit.BACKLOG} tasks for {STALLED} s"
+            sleep(0.05)
+
+    def count_unsettled(self) -> int:
+        return int(self.ask(lambda client: client.llen("celery") + client.hlen("unacked")))
+
+    def ask(self, question: Callable[[Any], Any]) -> Any:
+        return wait_until(lambda: (question(self._client),), STALLED, not_yet=(redis.RedisError,))[0]
+
+    def close(self) -> None:
+        self.app.close()
+        self._client.close()
+
+
+class Soak(rabbit.Soak):
+    """The workers, the producer, the proxies in front of both servers, and the faults that happen to them."""
+
+    def __init__(self, store: str, namespace: str, broker: Server, folder: Path, seed: int) -> None:
+        self.broker, self.seed, self.folder = broker, seed, folder
+        self.proxy = Proxy(store, remember=False)
+        self.wire = Proxy(broker.url, remember=False)
+        self.raw = redis.Redis.from_url(store)
+        self.gate = Gate(store, namespace=namespace)
+        self.publisher = Producer(broker, seed)
+        self.name = f"reports-of-{namespace}"
+        self.order = {
+            "store": self.proxy.url, "reports": store, "namespace": namespace, "broker": self.wire.url,
+            "options": OPTIONS, "conf": CONF,
+        }  # fmt: skip
+        self.consumers: dict[subprocess.Popen[str], tuple[str, bool]] = {}
+        self.started = self.resent = 0
+        self.counted = Counter()
+        self.over = threading.Event()
+        self.children: dict[int, set[int]] = {}
+        self.samples: dict[int, list[dict[str, float]]] = defaultdict(list)
+        self.lock = threading.RLock()
+        """Held by a fault of processes, and while workers that ended are started again."""
+
+    def python(self, _: str, order: str, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "celery", "-A", "soak_app", "worker", "-c", "2", "--without-gossip",
+                   "--without-mingle", "-l", "WARNING", "-n", f"w{self.started}@soak"]  # fmt: skip
+        environment = os.environ | {"SOAK": order, "C_FORCE_ROOT": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
+        with (self.folder / f"log{self.started}").open("wb") as log:
+            return subprocess.Popen(
+                command, text=True, cwd=Path(__file__).parent, env=environment, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def run(self, faults: Any, seconds: float) -> None:
+        watching = threading.Thread(target=self._watch)
+        watching.start()
+        try:
+            super().run(faults, seconds)
+        finally:
+            self.over.set()
+            watching.join()
+
+    def _watch(self) -> None:
+        """Start workers again that ended. Note the memory, descriptors and threads of a child of the steady one."""
+        while not self.over.wait(1):
+            self.revive()
+            for process, (_, steady) in list(self.consumers.items()):
+                children = list_children(process.pid)
+                self.children.setdefault(process.pid, set()).update(children)
+                for child in children[:1] if steady else ():
+                    with suppress(OSError):
+                        self.samples[child].append(measure(child))
+
+    def revive(self) -> None:
+        """Start workers again that ended by themselves: some lost connections are more than Celery survives."""
+        with self.lock:
+            for process in [process for process in self.consumers if process.poll() is not None]:
+                self.counted["a worker ended"] += 1
+                self._end(process)
+                self.start(*self.consumers.pop(process))
+
+    # -- faults -------------------------------------------------------------------------------------------------------
+
+    def _inject(self, fault: Fault) -> None:
+        with self.lock if fault.name in LANES["processes"][1] else nullcontext():
+            super()._inject(fault)
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        """Kill a worker with its children."""
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGSTOP)  # it makes no more children
+            self.children.setdefault(process.pid, set()).update(list_children(process.pid))
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pid in (process.pid, *self.children.get(process.pid, ())):
+            self.raw.rpush(self.name, json.dumps(["killed", pid]))
+
+    def _kill_child(self, amount: float) -> None:
+        mortal = [process for process, (_, steady) in self.consumers.items() if not steady]
+        if children := list_children(mortal[int(amount * len(mortal))].pid):
+            os.kill(children[0], signal.SIGKILL)
+            self.raw.rpush(self.name, json.dumps(["killed", children[0]]))
+
+    def _stop(self, amount: float) -> None:
+        process = list(self.consumers)[int(amount * len(self.consumers))]
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGSTOP)
+            self.over.wait(rabbit.LEASE * (0.2 + 1.5 * (amount * 10 % 1)))
+            os.killpg(process.pid, signal.SIGCONT)
+
+    def _close_connections(self, _: float) -> None:
+        self.wire.cut_all()
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> list[str]:
+        """Heal the wires, wait until all tasks are settled, and stop the workers. Resend what the broker lost."""
+        self.proxy.heal()
+        self.proxy.release()
+        self.proxy.cut_all()
+        wanted = self.publisher.confirmed - self.publisher.revoked
+        unsettled, end, stalled = wanted, monotonic() + DRAIN, monotonic() + STALLED
+        while True:
+            waiting = self.publisher.count_unsettled()
+            dead = self.dead()
+            left = {one for one in wanted if one not in dead and self.inspect(one).state != "done"}
+            if left:  # a task whose completion was not stored has succeeded
+                left -= {facts[0] for kind, *facts in self.events() if kind == "ended" and facts[-1] == "not stored"}
+            if not waiting and not left:
+                break
+            if left != unsettled:
+                unsettled, stalled = left, monotonic() + STALLED
+            elif not waiting:
+                for message_id in left:
+                    self.publisher.send(message_id)
+                self.resent += len(left)
+            sample = [(one, self.inspect(one)) for one in sorted(left)[:3]]
+            assert monotonic() < min(end, stalled), f"{len(left)} tasks not settled, {waiting} messages left: {sample}"
+            self.revive()
+            sleep(0.5)
+        for process in self.consumers:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        return []
+
+    def dead(self) -> Counter[str]:
+        return Counter(facts[0] for kind, *facts in self.events() if kind == "dead")
+
+    def judged(self) -> rabbit.Judge:
+        return rabbit.Judge(each for each in self.events() if each[0] not in ("waited", "dead"))
+
+    def growth(self) -> list[str]:
+        """Return what grew by more than it may in the child that lived longest. Print all figures."""
+        samples = max(self.samples.values(), key=len, default=[])
+        return find_growth(f"a child in {len(samples)} s", samples, GROWTH) if len(samples) >= 60 else []
+
+    def close(self) -> None:
+        super().close()
+        self.wire.close()
+
+
+def list_children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended
+        return []
+
+
+def measure(pid: int) -> dict[str, float]:
+    folder = Path(f"/proc/{pid}")
+    return {
+        "rss": int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+        "descriptors": len(list((folder / "fd").iterdir())),
+        "threads": len(list((folder / "task").iterdir())),
+    }
+
+
+@pytest.fixture
+def soak(store: str, namespace: str, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Soak]:
+    monkeypatch.setattr(rabbit, "CONSUMERS", WORKERS)
+    with Server(tmp_path / "broker", *APPEND, "always") as broker:
+        made = Soak(store, namespace, broker, tmp_path, seed)
+        yield made
+        made.close()
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.slow
+def test_no_task_is_lost_and_each_second_effect_has_a_documented_reason(soak: Soak, seed: int) -> None:
+    faults = plan(seed, SECONDS, LANES)
+    print(f"\nseed {seed}: {sum(map(len, faults.values()))} faults within {SECONDS:g} s")
+    # When workers, their children, the broker and connections fail at random under a steady load
+    soak.run(faults, SECONDS)
+    soak.drain()
+    # Then each task had its effect, or failed for the last time
+    # And no effect follows the recorded completion, and each effect before it has a documented reason
+    sent, dead, judge = soak.publisher, soak.dead(), soak.judged()
+    records = {message_id: soak.inspect(message_id) for message_id in sorted(sent.confirmed)}
+    assert set(judge.effects) <= sent.confirmed, seed
+    dropped = {one for one in sent.revoked if not judge.effects.get(one) and records[one].state != "done"}
+    for message_id in records.keys() - dropped:
+        judge.judge(message_id, records[message_id], message_id in dead)
+    assert judge.wrong == [], (seed, judge.wrong[:5])
+    # And the failed tasks used up their attempts
+    early = [(one, records[one]) for one in dead if records[one].attempts < MAX_ATTEMPTS]
+    assert early == [], (seed, early[:5])
+    poison = {one for one in sent.confirmed - sent.revoked if one.startswith("poison")}
+    assert poison <= set(dead), (seed, sorted(poison - set(dead))[:5])
+    # And deliveries that find their key in progress are bounded
+    waits = Counter(key for kind, key, *_ in soak.events() if kind == "waited")
+    often = [(key, n, sent.sent[key]) for key, n in waits.items() if n > WAITS * sent.sent[key]]
+    assert often == [], (seed, often[:5])
+    # And the broker lost no more than the crashes explain
+    crashes = sum(soak.counted[name] for name in ("kill", "a worker ended", "kill broker", "close connections"))
+    assert soak.resent <= 8 * crashes, (seed, soak.resent, crashes)
+    # And the store is sound, and the children of the steady worker did not grow
+    report = audit(soak.gate)
+    assert report.sound, (seed, str(report))
+    grown = soak.growth() if SECONDS >= 120 else []
+    assert grown == [], (seed, grown)
+    print(
+        f"{dict(soak.counted)}; {sent.sent.total()} messages of {len(sent.confirmed)} keys, {sent.copies} copies, "
+        f"{sent.later} with a countdown, {sent.unconfirmed} sends failed, {soak.resent} sent again because the broker "
+        f"lost them; {len(dropped)} of {len(sent.revoked)} revoked ones did not run; "
+        f"{sum(record.state == 'done' for record in records.values())} done, {judge.unstored} succeeded without a "
+        f"stored completion, {sum(map(len, judge.effects.values()))} effects, second ones explained "
+        f"{dict(+judge.reasons)}, {judge.late} of them late; failed {len(poison)} poison, {len(set(dead) - poison)} "
+        f"others; in progress elsewhere {waits.total()}, at most {max(waits.values(), default=0)} a key; "
+        f"lost 0, unexplained 0"
+    )
