@@ -44,6 +44,9 @@ class DebouncedTask(Task[Any, Any]):
         super().on_bound(app)
         if cls.debounce is None or cls._merged is not None:
             return
+        if (once := getattr(cls, "once", None)) is not None:
+            fix = "Call a function with gate.once in the task"
+            raise InvalidArgument("once", once, "a merged call has no key of its own", fix)
         options = cast("dict[str, Any]", {"name": cls.name, **cls.debounce})
         if "key" not in options:
             raise InvalidArgument(
@@ -97,14 +100,21 @@ def debounced_tasks(gate: Gate) -> type[DebouncedTask]:
         gate: the gate whose store has the topics.
 
     Raises:
-        InvalidArgument: an option of a task is invalid.
+        InvalidArgument: `gate` is none. When Celery adds a task: an option of the task is invalid.
     """
+    check_gate(gate)
 
     class GateTask(DebouncedTask):
         abstract = True
 
     GateTask.gate = gate
     return GateTask
+
+
+def check_gate(gate: object) -> None:
+    """Raise InvalidArgument for what is no gate."""
+    if not isinstance(gate, Gate):
+        raise InvalidArgument("gate", gate, "not a Gate", 'Pass Gate("redis://...")')
 
 
 def deliver_in_workers(gate: Gate, **options: Any) -> None:
@@ -116,6 +126,7 @@ def deliver_in_workers(gate: Gate, **options: Any) -> None:
         gate: the gate of `debounced_tasks`.
         **options: see `gate.aio.worker`.
     """
+    check_gate(gate)
     worker = _Deliveries(gate, options)
     signals.worker_ready.connect(worker.start, weak=False)
     signals.worker_shutting_down.connect(worker.stop, weak=False)

@@ -13,13 +13,17 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult
 
 from idemgate import AlreadyInProgress, Gate, InvalidArgument, Verdict
+from idemgate.core.backoff import delays
+from idemgate.core.validation import is_async
 from idemgate.types import BackoffPolicy, GuardOptions
+from idemgate_celery.debounce import DebouncedTask, check_gate
 from idemgate_celery.visibility import Visibility
 
 __all__ = ["OnceTask", "TaskOnce", "once_tasks"]
 
 _CONTROL = (Ignore, Reject, Retry)
 """Exceptions by which a task tells Celery what to do with its message."""
+_LIKE = 'Pass once="{order[id]}", or a dict with "key"'
 _QUEUED = "{}:queued"
 """The scope of the keys that `delay_once` has enqueued, from the name of the task."""
 
@@ -47,10 +51,17 @@ class OnceTask(Task[Any, Any]):
     def on_bound(cls, app: Celery) -> None:
         """Check `once` when Celery adds the task to its app. Raises InvalidArgument."""
         super().on_bound(app)
+        if (debounce := getattr(cls, "debounce", None)) is not None and not issubclass(cls, DebouncedTask):
+            fix = "Pass base=debounced_tasks(gate), too"
+            raise InvalidArgument("debounce", debounce, "calls of this task do not merge", fix)
         if cls.once is None:
             return
+        if not isinstance(cls.once, str | dict):
+            raise InvalidArgument("once", cls.once, "neither a template nor a dict", _LIKE)
         if "key" not in cls._once_options():
-            raise InvalidArgument("once", cls.once, "it names no key", 'Pass once="{order[id]}", or a dict with "key"')
+            raise InvalidArgument("once", cls.once, "it names no key", _LIKE)
+        if is_async(cls.run):
+            raise InvalidArgument("once", cls.name, "an async function, and Celery awaits no task", "Use a plain one")
         if "keep" in inspect.signature(cls.run).parameters:
             raise InvalidArgument("once", cls.name, "its task has a parameter `keep`", "Give it another name")
         cls._guard(cls.run)
@@ -64,10 +75,10 @@ class OnceTask(Task[Any, Any]):
     def _guard(cls, run: Callable[..., Any]) -> Any:
         """Return the guarded work of the task."""
         options = cast("dict[str, Any]", cls._once_options())
-        options.pop("backoff", None)
+        delays(options.pop("backoff", None))
         if not options.get("at_most_once"):
             options["on_error"] = functools.partial(_decide, options.get("on_error", "release"))
-        return cls.gate.once(scope=cls.name, **options)(run)
+        return cls.gate.once(scope=cls.name, **options)(_declare_dumped(run))
 
     @functools.cached_property
     def _guarded(self) -> Any:
@@ -166,7 +177,10 @@ class OnceTask(Task[Any, Any]):
         """Let `delay_once` enqueue the key of a task that has ended without success."""
         if self.once is None or args is None:
             return
-        key = self._guarded.key(*args, **(kwargs or {}))
+        try:
+            key = self._guarded.key(*args, **(kwargs or {}))
+        except InvalidArgument:  # it has no key, so `delay_once` did not enqueue it
+            return
         if task_id == self._once_id(key):
             self.gate.forget(key, scope=_QUEUED.format(self.name), force=True)
 
@@ -196,9 +210,16 @@ def once_tasks(gate: Gate, **defaults: Unpack[TaskOnce]) -> type[OnceTask]:
         **defaults: options of all tasks; see `TaskOnce` and `Gate.once`.
 
     Raises:
-        InvalidArgument: an option of a task is invalid. Celery adds tasks late: at their first use, or when a worker
-            starts.
+        InvalidArgument: an option is invalid. Celery adds tasks late, and those of a task are checked then: at their
+            first use, or when a worker starts.
+        TypeError: there is no option of this name.
     """
+    check_gate(gate)
+    delays(defaults.get("backoff"))
+    of_guard = cast(
+        "Any", {name: each for name, each in defaults.items() if name not in ("key", "fingerprint", "backoff")}
+    )
+    gate.once(scope="tasks", **of_guard)
 
     class GateTask(OnceTask):
         abstract = True
@@ -221,6 +242,22 @@ def once_tasks(gate: Gate, **defaults: Unpack[TaskOnce]) -> type[OnceTask]:
     signals.task_failure.connect(on_failure, weak=False)
     signals.task_revoked.connect(on_revoked, weak=False)
     return GateTask
+
+
+def _declare_dumped(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the work of a task, without its return annotation if Celery dumps the model that it returns to a dict."""
+    part: Any = run
+    while part is not None:
+        if getattr(part, "__globals__", {}).get("__name__") == "celery.app.base":  # the wrapper of `pydantic=True`
+
+            @functools.wraps(run)
+            def work(*args: Any, **kwargs: Any) -> Any:
+                return run(*args, **kwargs)
+
+            work.__annotations__ = {name: hint for name, hint in run.__annotations__.items() if name != "return"}
+            return work
+        part = getattr(part, "__wrapped__", None)
+    return run
 
 
 def _decide(policy: Any, error: BaseException) -> Any:

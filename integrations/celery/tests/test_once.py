@@ -15,6 +15,7 @@ from celery.worker import state
 from django.db import transaction
 from idemgate_celery import once_tasks
 from kombu.exceptions import OperationalError
+from pydantic import BaseModel
 
 from idemgate import AlreadyInProgress, Gate, InvalidArgument, KeyReused
 from idemgate.errors import AttemptsExhausted
@@ -29,6 +30,10 @@ Work = Callable[..., Any]
 
 class Declined(Exception):
     pass
+
+
+class Receipt(BaseModel):
+    order: str
 
 
 def outcome(result: Any) -> Any:
@@ -271,6 +276,16 @@ def test_a_task_that_is_called_raises_the_errors_of_the_guard(app: Celery, gate:
     assert isinstance(charge.delay("busy").get(propagate=False), AlreadyInProgress)
 
 
+def test_a_copy_of_a_pydantic_task_gets_what_the_first_got(app: Celery, gate: Gate, work: Work) -> None:
+    @app.task(name="charge", once="{order}", pydantic=True, autoretry_for=(Declined,))
+    def charge(order: str) -> Receipt:
+        return Receipt(order=order)
+
+    with work():
+        assert [outcome(charge.delay("o1")) for _ in range(2)] == [{"order": "o1"}] * 2
+    assert gate.counters["consumer.handled"] == 1
+
+
 def test_a_task_of_django_is_enqueued_on_commit(
     gate: Gate, app: Celery, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +380,9 @@ def test_a_task_without_a_key_cannot_be_enqueued_once(app: Celery) -> None:
     ("once", "problem"),
     [
         ({"lease": "1s"}, "names no key"),
+        (["{order}"], "neither a template nor a dict"),
+        (lambda order: order, "neither a template nor a dict"),
+        ({"key": "{order}", "backoff": "soon"}, "backoff"),
         ("{invoice}", "is not a parameter"),
         ({"key": "{order}", "lease": -1}, "lease"),
         ({"key": "{order}", "fingerprint": ["total"]}, "is not a parameter"),
@@ -375,6 +393,31 @@ def test_a_bad_option_is_refused_when_the_task_is_added(app: Celery, once: Any, 
 
         @app.task(name="charge", once=once, lazy=False)
         def charge(order: str) -> None: ...
+
+
+def test_an_async_task_is_refused(app: Celery) -> None:
+    with pytest.raises(InvalidArgument, match="Celery awaits no task"):
+
+        @app.task(name="charge", once="{order}", lazy=False)
+        async def charge(order: str) -> None: ...
+
+
+def test_debounce_needs_its_base(app: Celery) -> None:
+    with pytest.raises(InvalidArgument, match=r"debounce.*base=debounced_tasks"):
+
+        @app.task(name="charge", debounce={"key": "{order}"}, lazy=False)
+        def charge(order: str) -> None: ...
+
+
+def test_bad_defaults_are_refused_at_once(gate: Gate) -> None:
+    with pytest.raises(InvalidArgument, match="not a Gate"):
+        once_tasks("redis://localhost")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="lease"):
+        once_tasks(gate, lease=-1)
+    with pytest.raises(InvalidArgument, match="backoff"):
+        once_tasks(gate, backoff="soon")
+    with pytest.raises(TypeError, match="leas"):
+        once_tasks(gate, leas="1s")  # type: ignore[call-arg]
 
 
 def test_a_parameter_of_the_name_keep_is_refused(app: Celery) -> None:
