@@ -13,7 +13,7 @@ from idemgate import Gate, Guard, InvalidArgument
 from idemgate.core.backoff import delays
 from idemgate.core.validation import check_parameters, is_async
 from idemgate.types import BackoffPolicy, GuardOptions, KeyCallable, Verdict, check_function, milliseconds, scope_of
-from idemgate_aws.message import SqsMessage, body_of, build_dead_letter
+from idemgate_aws.message import SqsMessage, body_of, build_dead_letter, check_fields
 from idemgate_aws.queue import LONGEST, check_client, check_url
 
 __all__ = ["lambda_batch"]
@@ -87,6 +87,7 @@ class _Batches:
     ) -> None:
         check_function(handler, "handler")
         check_parameters(handler, "handler", "message")
+        check_fields(key, fingerprint)
         delays(backoff)
         if client is not None:
             check_client(client)

@@ -29,7 +29,7 @@ from idemgate.types import (
     milliseconds,
     scope_of,
 )
-from idemgate_aws.message import SqsMessage, body_of
+from idemgate_aws.message import SqsMessage, body_of, check_fields
 from idemgate_aws.queue import BATCH, LONGEST, SqsQueue, check_url, is_unanswered
 
 __all__ = ["SqsConsumer"]
@@ -105,6 +105,7 @@ class SqsConsumer:
     ) -> None:
         check_function(handler, "handler")
         check_parameters(handler, "handler", "message")
+        check_fields(key, fingerprint)
         self._gate = gate
         self._handler = handler
         self._queue = SqsQueue(client, url)

@@ -288,6 +288,7 @@ def test_the_event_of_another_trigger_is_refused(gate: Gate, make_function: Any,
         ({"backoff": []}, "backoff"),
         ({"max_run": "soon"}, "max_run"),
         ({"lease": 0}, "lease"),
+        ({"key": "{message.order}"}, "key"),
     ],
 )
 def test_a_wrong_option_is_named(gate: Gate, make_function: Any, options: dict[str, Any], name: str) -> None:

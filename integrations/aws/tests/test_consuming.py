@@ -313,6 +313,8 @@ async def test_an_exception_that_is_no_error_ends_the_consumer(make_queue: Any, 
         ({"poll": "21s"}, "poll"),
         ({"lease": "13h"}, "lease"),
         ({"key": 7}, "key"),
+        ({"key": "{message.order}"}, "key"),
+        ({"fingerprint": ["message.text"]}, "fingerprint"),
         ({"scope": None}, "scope"),
     ],
 )
