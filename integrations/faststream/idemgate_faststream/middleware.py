@@ -15,6 +15,7 @@ from faststream.exceptions import AckMessage, HandlerException, IgnoredException
 from idemgate import Duration, Gate, Guard, StoreError, Verdict
 from idemgate.core.backoff import delays
 from idemgate.core.key_template import compile_message_key
+from idemgate.core.validation import check_parameters
 from idemgate.types import BackoffPolicy, GuardOptions, Keep, KeyCallable, check_function, milliseconds, scope_of
 from idemgate_faststream.identity import check_redelivery, expose_given_ids, redelivery_of
 from idemgate_faststream.responses import pack_response, unpack_response
@@ -84,6 +85,7 @@ class Once:
         delays(backoff)  # checked now
         if on_reject is not None:
             check_function(on_reject, "on_reject")
+            check_parameters(on_reject, "on_reject", "message", "error")  # otherwise each rejected message would return
         spec = compile_message_key(key)
 
         def find_key(message: Message) -> object:
