@@ -12,9 +12,9 @@ from typing import Any, Unpack
 from faststream import BaseMiddleware, StreamMessage
 from faststream.exceptions import AckMessage, HandlerException, IgnoredException, NackMessage, RejectMessage
 
-from idemgate import Duration, Gate, Guard, StoreError, Verdict
+from idemgate import Duration, Gate, Guard, InvalidArgument, StoreError, Verdict
 from idemgate.core.backoff import delays
-from idemgate.core.key_template import compile_message_key
+from idemgate.core.key_template import KeySpec, compile_message_key
 from idemgate.core.validation import check_parameters
 from idemgate.types import BackoffPolicy, GuardOptions, Keep, KeyCallable, check_function, milliseconds, scope_of
 from idemgate_faststream.identity import check_redelivery, expose_given_ids, redelivery_of
@@ -87,6 +87,8 @@ class Once:
             check_function(on_reject, "on_reject")
             check_parameters(on_reject, "on_reject", "message", "error")  # otherwise each rejected message would return
         spec = compile_message_key(key)
+        if isinstance(key, str):
+            _check_attribute(key, spec)
 
         def find_key(message: Message) -> object:
             return spec.of(None, (expose_given_ids(message),), {})
@@ -128,6 +130,18 @@ class Once:
         except Exception as error:  # noqa: BLE001 - any error means that the message is not kept elsewhere
             return Verdict("failed", None, error, attempt=verdict.attempt)
         return verdict
+
+
+def _check_attribute(key: str, spec: KeySpec) -> None:
+    """Raise InvalidArgument for an attribute that no message has: each message would be rejected."""
+    probe = StreamMessage[Any](raw_message=None, body=b"")
+    try:
+        spec.of(None, (probe,), {})
+    except InvalidArgument as error:
+        cause = error.__cause__
+        if isinstance(cause, AttributeError) and cause.obj is probe:
+            fix = 'Name one that it has, as in "{message.headers[event-id]}"'
+            raise InvalidArgument("key", key, f"a message has no attribute .{cause.name}", fix) from None
 
 
 def _read_body(message: Message) -> object:

@@ -568,6 +568,7 @@ async def test_a_settlement_that_the_broker_refuses_is_counted(gate: Gate) -> No
         ({"key": "{a}{b}"}, "key"),
         ({"backoff": "soon"}, "backoff"),
         ({"hold": 0}, "hold"),
+        ({"key": "{message.id}"}, "key"),
         ({"on_reject": "log"}, "on_reject"),
         ({"on_reject": lambda message: None}, "on_reject"),
         ({"lease": "0s"}, "lease"),
