@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import MethodType
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from celery import Celery, Task, signals
 
@@ -17,6 +17,10 @@ from idemgate.types import TopicOptions
 
 __all__ = ["Debounce", "DebouncedTask", "debounced_tasks", "deliver_in_workers"]
 
+if TYPE_CHECKING:
+    BaseTask: TypeAlias = Task[Any, Any]
+else:
+    BaseTask = Task  # before Celery 5.7 it takes no types
 _TRIGGER = {"countdown": "delay", "eta": "at", "priority": "priority"}
 """Options of `apply_async` that a trigger has, too, and their names there."""
 
@@ -30,7 +34,7 @@ class Debounce(TopicOptions, total=False):
     """The name of the topic. Default: that of the task."""
 
 
-class DebouncedTask(Task[Any, Any]):
+class DebouncedTask(BaseTask):
     """A task whose calls merge. `debounced_tasks` makes the class."""
 
     abstract = True

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Unpack, cast
 
-from celery import Celery, Task, signals
+from celery import Celery, signals
 from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult
 
@@ -16,7 +16,7 @@ from idemgate import AlreadyInProgress, Gate, InvalidArgument, Verdict
 from idemgate.core.backoff import delays
 from idemgate.core.validation import is_async
 from idemgate.types import BackoffPolicy, GuardOptions
-from idemgate_celery.debounce import DebouncedTask, check_gate
+from idemgate_celery.debounce import BaseTask, DebouncedTask, check_gate
 from idemgate_celery.visibility import Visibility
 
 __all__ = ["OnceTask", "TaskOnce", "once_tasks"]
@@ -39,7 +39,7 @@ class TaskOnce(GuardOptions, total=False):
     """The delays before a task that is in progress elsewhere, or that failed, is tried again. Default: 10 seconds."""
 
 
-class OnceTask(Task[Any, Any]):
+class OnceTask(BaseTask):
     """A task that runs once per key, if it has `once`. `once_tasks` makes the class of an app's tasks."""
 
     abstract = True

@@ -1,6 +1,7 @@
 """The blocks of the README run, the first one as a new user runs it, and the example.
 
-The slow test builds the wheels and installs them into an empty environment, which needs the package index.
+The slow test builds the wheels and installs them into an empty environment, which needs the package index, with the
+newest Celery and with the oldest that the package allows.
 """
 
 from __future__ import annotations
@@ -50,13 +51,16 @@ def test_the_blocks_run(store: str, broker: str, close: Callable[[Any], None]) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(MINUTES * 60)
-def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path, store: str, broker: str) -> None:
+@pytest.mark.parametrize("version", ["", "==5.5.0"])
+def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path, store: str, broker: str, version: str) -> None:
     uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     built = wheels.build(tmp_path / "wheels", "idemgate-celery", "idemgate-redis")
     assert INSTALL.startswith('pip install . ./integrations/celery "celery[redis]" ')
     scripts = tmp_path / "venv" / "bin"
     run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
-    run(uv, "pip", "install", "--quiet", "--python", scripts / "python", *built, "celery[redis]", cwd=tmp_path)
+    run(
+        uv, "pip", "install", "--quiet", "--python", scripts / "python", *built, f"celery[redis]{version}", cwd=tmp_path
+    )
     (tmp_path / "shop.py").write_text(connect(BLOCKS[0], store, broker))
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     assert COMMANDS == "celery -A shop worker &\npython shop.py\n"
