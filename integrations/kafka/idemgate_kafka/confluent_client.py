@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from idemgate.core.clock import monotonic
 from idemgate_kafka.clients import Listener, Records, Settings
 from idemgate_kafka.message import Headers, KafkaMessage, Partition
 
@@ -20,6 +23,8 @@ __all__ = ["ConfluentLibrary"]
 R = TypeVar("R")
 REQUEST_MS = 10_000
 """The patience of requests, unless the settings have another one."""
+SLICE = 0.02
+"""Seconds of one call that waits for records, between which the other calls of a consumer have their turn."""
 POLL = 0.1
 """Seconds of one wait for the answers to a producer."""
 _OF_CONSUMERS = (
@@ -66,27 +71,63 @@ def _code_of(error: Exception) -> int | None:
     return error.args[0].code() if isinstance(error, KafkaException) else None
 
 
+class _Thread:
+    """The thread of a consumer. All calls run in it: a commit of another thread would wait for the end of a poll."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._jobs = SimpleQueue[Callable[[], None] | None]()
+        threading.Thread(target=self._work, name="idemgate-kafka", daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def stop(self) -> None:
+        """End the thread after the calls that wait."""
+        self._jobs.put(None)
+
+    async def run(self, call: Callable[..., R], *args: Any, **options: Any) -> R:
+        """Run a call, and return or raise what it does."""
+        ended: Future[R] = Future()
+
+        def job() -> None:
+            try:
+                ended.set_result(call(*args, **options))
+            except BaseException as error:  # noqa: BLE001 - it is raised in the event loop
+                ended.set_exception(error)
+
+        self._jobs.put(job)
+        return await asyncio.shield(asyncio.wrap_future(ended))
+
+    def wait_for(self, made: Coroutine[Any, Any, None]) -> None:
+        """Wait, in this thread, for the event loop. Run the calls that it makes meanwhile, such as a commit."""
+        waiting = asyncio.run_coroutine_threadsafe(made, self._loop)
+        while not waiting.done():
+            with suppress(Empty):
+                job = self._jobs.get(timeout=SLICE)
+                if job is not None:
+                    job()
+        waiting.result()
+
+
 class ConfluentConsumer:
     """A consumer. Rebalances happen inside `poll`, whose thread then waits for the event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._polls = ThreadPoolExecutor(1, "idemgate-kafka-poll")
-        self._calls = ThreadPoolExecutor(1, "idemgate-kafka")
-        self._client: Consumer | None = None
+        self._thread: _Thread | None = None
+        self._client: Any = None
         self._error: KafkaError | None = None
 
     async def open(self, topics: Sequence[str], listener: Listener) -> set[str]:
-        loop = asyncio.get_running_loop()
+        thread = self._thread = _Thread()
 
-        def wait_for(made: Coroutine[Any, Any, None]) -> None:
-            asyncio.run_coroutine_threadsafe(made, loop).result()
+        async def assigned(partitions: Sequence[TopicPartition]) -> None:
+            await listener.assigned(_to_partitions(partitions))
 
-        async def assigned(partitions: Sequence[Partition]) -> None:
-            await listener.assigned(partitions)
-
-        async def revoked(partitions: Sequence[Partition], is_lost: bool) -> None:
-            await listener.revoked(partitions, is_lost)
+        async def revoked(partitions: Sequence[TopicPartition], is_lost: bool) -> None:
+            await listener.revoked(_to_partitions(partitions), is_lost)
 
         def connect() -> set[str]:
             client = self._client = Consumer(
@@ -98,20 +139,23 @@ class ConfluentConsumer:
             found = {*client.list_topics(timeout=REQUEST_MS / 1000).topics}
             client.subscribe(
                 [*topics],
-                on_assign=lambda _, given: wait_for(assigned(_to_partitions(given))),
-                on_revoke=lambda _, taken: wait_for(revoked(_to_partitions(taken), False)),
-                on_lost=lambda _, lost: wait_for(revoked(_to_partitions(lost), True)),
+                on_assign=lambda _, given: thread.wait_for(assigned(given)),
+                on_revoke=lambda _, taken: thread.wait_for(revoked(taken, False)),
+                on_lost=lambda _, lost: thread.wait_for(revoked(lost, True)),
             )
             return found
 
-        return await loop.run_in_executor(self._polls, connect)
+        return await thread.run(connect)
 
     async def poll(self, seconds: float, most: int) -> Records:
-        error, self._error = self._error, None
-        if error is not None:
+        if (error := self._error) is not None:
+            self._error = None
             raise KafkaException(error)
+        messages, end = list[Message](), monotonic() + seconds
+        while not messages and monotonic() < end:
+            messages = await self._run(_read, self._client, most)
         found = dict[Partition, list[KafkaMessage]]()
-        for message in await self._run(self._polls, self._opened().consume, most, seconds):
+        for message in messages:
             if (error := message.error()) is None:
                 made = _to_message(message)
                 found.setdefault(Partition(made.topic, made.partition), []).append(made)
@@ -120,36 +164,35 @@ class ConfluentConsumer:
         return [*found.items()]
 
     async def pause(self, partitions: Sequence[Partition]) -> None:
-        await self._set_paused(partitions, self._opened().pause)
-
-    async def resume(self, partition: Partition) -> None:
-        await self._set_paused([partition], self._opened().resume)
-
-    async def _set_paused(self, partitions: Sequence[Partition], method: Callable[[list[TopicPartition]], Any]) -> None:
         for each in partitions:
             with suppress(KafkaException):  # it was lost
-                await self._run(self._calls, method, [TopicPartition(*each)])
+                await self._run(self._client.pause, [TopicPartition(*each)])
+
+    async def resume(self, partition: Partition) -> None:
+        with suppress(KafkaException):
+            await self._run(self._client.resume, [TopicPartition(*partition)])
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
         sent = [TopicPartition(*each, offset) for each, offset in offsets.items()]
-        client: Any = self._opened()  # its overloads say that a blocking commit returns nothing
-        for each in await self._run(self._calls, functools.partial(client.commit, offsets=sent, asynchronous=False)):
+        for each in await self._run(self._client.commit, offsets=sent, asynchronous=False):
             if each.error is not None:
                 raise KafkaException(each.error)
 
     async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await self._run(self._polls, client.close)
-        self._polls.shutdown(wait=False)
-        self._calls.shutdown(wait=False)
+        if self._thread is not None:
+            if self._client is not None:
+                await self._run(self._client.close)
+            self._thread.stop()
 
-    def _opened(self) -> Consumer:
-        assert self._client is not None, "not open"
-        return self._client
+    async def _run(self, call: Callable[..., R], *args: Any, **options: Any) -> R:
+        assert self._thread is not None, "not open"
+        return await self._thread.run(call, *args, **options)
 
-    async def _run(self, threads: ThreadPoolExecutor, call: Callable[..., R], *args: Any) -> R:
-        return await asyncio.get_running_loop().run_in_executor(threads, call, *args)
+
+def _read(client: Any, most: int) -> list[Message]:
+    """Wait for a record, and take the others that are here. `consume` alone would wait until there are enough."""
+    first: Message | None = client.poll(SLICE)
+    return [] if first is None else [first, *client.consume(most - 1, 0)]
 
 
 def _to_partitions(partitions: Sequence[TopicPartition]) -> list[Partition]:

@@ -38,7 +38,7 @@ PAUSES = (0.2, 1.0, 5.0)
 """Seconds between failed requests. The last one repeats."""
 ASK_AGAIN = (0.1, 1.0)
 """The least and the most seconds until a record that runs elsewhere is asked for again."""
-LEAVE = 3.0
+LEAVE = 1.0
 """Seconds for which a rebalance waits for running handlers of the partitions that are taken away."""
 READY = 30.0
 """Seconds after which a consumer without any partition counts as ready."""
@@ -578,10 +578,8 @@ class _Commits:
 
 def _unwrap(error: BaseException) -> BaseException:
     """Return the exception of a handler from the group that the task group of a batch makes of it."""
-    found: Any = error
-    while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
-        found = found.exceptions[0]
-    return cast("BaseException", found)
+    inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    return _unwrap(inner[0]) if len(inner) == 1 else error
 
 
 def _check_group(settings: Settings, group: str, auto_commit: str) -> None:

@@ -47,11 +47,11 @@ class Topics:
         if library == "aiokafka":
             return {
                 "bootstrap_servers": self.servers, "group_id": self.name, "session_timeout_ms": SESSION,
-                "heartbeat_interval_ms": 200,
+                "heartbeat_interval_ms": 200, "fetch_max_wait_ms": 50,
             }  # fmt: skip
         return {
             "bootstrap.servers": self.servers, "group.id": self.name, "session.timeout.ms": SESSION,
-            "heartbeat.interval.ms": 200,
+            "heartbeat.interval.ms": 200, "fetch.wait.max.ms": 50,
         }  # fmt: skip
 
     async def send(
