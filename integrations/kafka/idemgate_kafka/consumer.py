@@ -11,8 +11,8 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, NoReturn, Unpack, cast
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Literal, NoReturn, Unpack
 
 from idemgate import Gate, InvalidArgument
 from idemgate.core.backoff import delays
@@ -591,9 +591,10 @@ def _check_group(settings: Settings, group: str, auto_commit: str) -> None:
         raise InvalidArgument(f"settings[{auto_commit!r}]", settings[auto_commit], "loses records", fix)
 
 
-def _check_topics(topics: object, dead_topic: object, retry_topic: object) -> tuple[str, ...]:
+def _check_topics(topics: object, dead_topic: object, retry_topic: object) -> list[str]:
     """Return the topics. Raise InvalidArgument."""
-    names: tuple[Any, ...] = (topics,) if isinstance(topics, str) else tuple(cast("Sequence[Any]", topics))
+    given: Any = [topics] if isinstance(topics, str) else topics
+    names: list[Any] = [*given] if isinstance(given, Iterable) else []
     if not names or not all(isinstance(each, str) and each for each in names):
         raise InvalidArgument("topics", topics, "not the name of a topic, or several", "Pass text or a list of texts")
     used = list(names)

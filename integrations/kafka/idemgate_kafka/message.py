@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from idemgate.core.text import last_line
+from idemgate.errors import AttemptsExhausted
 
 __all__ = ["Headers", "KafkaMessage", "Partition", "build_headers", "due_ms", "restore_origin", "value_of"]
 
@@ -85,7 +86,7 @@ def build_headers(
     """
     own = {ORIGIN: message.id}
     if error is not None:
-        own[ERROR] = last_line(error.__cause__ or error)
+        own[ERROR] = last_line((isinstance(error, AttemptsExhausted) and error.__cause__) or error)
     if attempt is not None:
         own[ATTEMPT] = str(attempt)
     if due is not None:
