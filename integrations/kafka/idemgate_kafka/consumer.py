@@ -262,9 +262,11 @@ class _Reader:
     async def _read(self, ready: Callable[[], None] | None) -> None:
         began = monotonic()
         while not self._stop.is_set() and self._error is None:
-            for partition, messages in await self._poll():
-                if (lane := self._lanes.get(partition)) is not None:
-                    await lane.add(messages)
+            found = await self._poll()
+            # Without an await, in which a lane could end and another one begin at an earlier record.
+            lanes = [lane for each, messages in found if (lane := self._lanes.get(each)) and lane.add(messages)]
+            for lane in lanes:
+                await lane.pause()
             if ready is not None and (self._has_joined or monotonic() > began + READY):
                 ready()
                 ready = None
@@ -351,10 +353,10 @@ class _Lane:
         self._resumes_at = 0.0
         self._work = self._adapt(reader.consumer._handler)
 
-    async def add(self, messages: Sequence[KafkaMessage]) -> None:
-        """Add records that were polled. Pause the partition if it has enough of them."""
+    def add(self, messages: Sequence[KafkaMessage]) -> bool:
+        """Add records that were polled. Return True if these are enough."""
         if self._leaving.is_set():
-            return
+            return False
         for each in messages:
             if self.partition.topic == self._consumer._retry_topic:
                 wait = due_ms(each) / 1000 - time.time()
@@ -362,9 +364,12 @@ class _Lane:
             else:
                 self._records.append(_Record(each, each.offset + 1, 0.0))
         self._wake.set()
-        if len(self._records) >= WINDOW and not self._is_paused:
-            self._is_paused = True
-            await self._reader.client.pause([self.partition])
+        return len(self._records) >= WINDOW
+
+    async def pause(self) -> None:
+        """Get no more records, until half of them are committed."""
+        self._is_paused = True
+        await self._reader.client.pause([self.partition])
 
     def leave(self) -> None:
         """Start no more records, and end."""
@@ -383,7 +388,7 @@ class _Lane:
             await self._commit()
         finally:
             settled = [record for record in self._records if record.verdict is not None]
-            error = _NotCommitted("an earlier record of its partition is not settled")
+            error = _NotCommitted("the partition was given back before its offset could be committed")
             self._record([*self._uncommitted, *settled], error)
 
     def _seconds_to_wait(self) -> float:
@@ -490,7 +495,7 @@ class _Lane:
         assert self._reader.producer is not None
         told: BaseException | None = verdict.error
         failures = 0
-        while not self._leaving.is_set():
+        while True:
             try:
                 await self._reader.producer.send(topic, message.key, message.value, build(told))
             except Exception as error:  # noqa: BLE001 - the record waits, and so does its partition
@@ -499,10 +504,11 @@ class _Lane:
                     continue
                 self._reader.report("send_failed", error, self.partition, to=topic, id=message.id)
                 await wait_within(self._leaving, PAUSES[min(failures, len(PAUSES) - 1)])
+                if self._leaving.is_set():
+                    return False
                 failures += 1
             else:
                 return True
-        return False
 
     # -- commit -------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ from idemgate.errors import AttemptsExhausted
 __all__ = ["Headers", "KafkaMessage", "Partition", "build_headers", "due_ms", "restore_origin", "value_of"]
 
 Headers = tuple[tuple[str, bytes], ...]
+_PLACE = re.compile(r"([\w.-]+):(\d{1,9}):(\d{1,18})", re.ASCII)
+_NUMBER = re.compile(r"\d{1,15}", re.ASCII)
 ERROR, ORIGIN, ATTEMPT, DUE = "idemgate-error", "idemgate-origin", "idemgate-attempt", "idemgate-due"
 
 
@@ -97,14 +100,13 @@ def build_headers(
 
 def restore_origin(message: KafkaMessage) -> KafkaMessage:
     """Return a record of a retry topic with the place where it came first."""
-    topic, _, rest = message.headers.get(ORIGIN, "").partition(":")
-    partition, _, offset = rest.partition(":")
-    if not (topic and partition.isdecimal() and offset.isdecimal()):
+    found = _PLACE.fullmatch(message.headers.get(ORIGIN, ""))
+    if found is None:
         return message
-    return replace(message, topic=topic, partition=int(partition), offset=int(offset))
+    return replace(message, topic=found[1], partition=int(found[2]), offset=int(found[3]))
 
 
 def due_ms(message: KafkaMessage) -> int:
     """Return when a record of a retry topic may run, in ms since 1970. 0: at once."""
-    text = message.headers.get(DUE, "")
-    return int(text) if text.isdecimal() else 0
+    found = _NUMBER.fullmatch(message.headers.get(DUE, ""))
+    return 0 if found is None else int(found[0])

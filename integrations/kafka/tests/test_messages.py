@@ -34,6 +34,7 @@ def test_a_copy_keeps_the_headers_and_replaces_its_own() -> None:
         ((("idemgate-origin", b"orders:3"), ("idemgate-due", b"soon")), ("retries", 0, 1), 0),
         ((("idemgate-origin", b":3:17"), ("idemgate-due", b"-5")), ("retries", 0, 1), 0),
         ((("idemgate-origin", b"orders:\xff:17"),), ("retries", 0, 1), 0),
+        ((("idemgate-origin", b"orders:3:" + b"9" * 5000), ("idemgate-due", b"9" * 5000)), ("retries", 0, 1), 0),
     ],
 )
 def test_a_copy_is_read_as_the_record_that_came_first(
