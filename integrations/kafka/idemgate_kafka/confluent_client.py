@@ -118,7 +118,7 @@ class ConfluentConsumer:
         self._settings = settings
         self._thread: _Thread | None = None
         self._client: Any = None
-        self._error: KafkaError | None = None
+        self._failure: Exception | None = None
 
     async def open(self, topics: Sequence[str], listener: Listener) -> set[str]:
         thread = self._thread = _Thread()
@@ -148,20 +148,31 @@ class ConfluentConsumer:
         return await thread.run(connect)
 
     async def poll(self, seconds: float, most: int) -> Records:
-        if (error := self._error) is not None:
-            self._error = None
-            raise KafkaException(error)
+        if (failure := self._failure) is not None:
+            self._failure = None
+            raise failure
         messages, end = list[Message](), monotonic() + seconds
         while not messages and monotonic() < end:
-            messages = await self._run(_read, self._client, most)
+            messages = await self._run(self._read, most)
         found = dict[Partition, list[KafkaMessage]]()
         for message in messages:
             if (error := message.error()) is None:
                 made = _to_message(message)
                 found.setdefault(Partition(made.topic, made.partition), []).append(made)
             elif error.code() != KafkaError._PARTITION_EOF:
-                self._error = error  # raised by the next poll: the records beside it do not come again
+                self._failure = KafkaException(error)  # raised by the next poll, because the others do not come again
         return [*found.items()]
+
+    def _read(self, most: int) -> list[Message]:
+        """Wait for a record, and take the others that are here. `consume` alone would wait until there are enough."""
+        first: Message | None = self._client.poll(SLICE)
+        if first is None:
+            return []
+        try:
+            return [first, *self._client.consume(most - 1, 0)]
+        except Exception as error:  # noqa: BLE001 - as below
+            self._failure = error
+            return [first]
 
     async def pause(self, partitions: Sequence[Partition]) -> None:
         for each in partitions:
@@ -187,12 +198,6 @@ class ConfluentConsumer:
     async def _run(self, call: Callable[..., R], *args: Any, **options: Any) -> R:
         assert self._thread is not None, "not open"
         return await self._thread.run(call, *args, **options)
-
-
-def _read(client: Any, most: int) -> list[Message]:
-    """Wait for a record, and take the others that are here. `consume` alone would wait until there are enough."""
-    first: Message | None = client.poll(SLICE)
-    return [] if first is None else [first, *client.consume(most - 1, 0)]
 
 
 def _to_partitions(partitions: Sequence[TopicPartition]) -> list[Partition]:
