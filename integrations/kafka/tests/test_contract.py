@@ -24,6 +24,7 @@ class KafkaTransport(Transport):
 
     def __init__(self, gate: Gate, store: str, topics: Topics, library: str) -> None:
         super().__init__(gate)
+        pytest.importorskip("aiokafka" if library == "aiokafka" else "confluent_kafka")
         self.store, self.topics, self.library = store, topics, library
 
     async def publish(self, message_id: str, body: bytes) -> None:

@@ -95,6 +95,7 @@ def test_the_readme_names_each_option_counter_and_log_event() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["aiokafka", "confluent_kafka"])
 def test_one_library_is_enough(other: str) -> None:
+    pytest.importorskip("confluent_kafka")
     settings = {"bootstrap.servers": "x", "group.id": "g"} if other == "aiokafka" else {
         "bootstrap_servers": "x", "group_id": "g",
     }  # fmt: skip
