@@ -475,7 +475,8 @@ class _Lane:
         now = monotonic()
         if now >= self._resumes_at and verdict.error is not None:
             self._outages += 1
-            seconds = verdict._replace(attempt=self._outages).delay(self._consumer._backoff)
+            delay = verdict._replace(attempt=self._outages).delay(self._consumer._backoff)
+            seconds = max(delay, ASK_AGAIN[0])  # 0 would be a hot loop
             self._resumes_at = now + seconds
             self._reader.report("paused", verdict.error, self.partition, seconds=round(seconds, 1))
 

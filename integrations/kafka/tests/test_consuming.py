@@ -212,6 +212,36 @@ async def test_the_next_owner_waits_for_a_handler_that_outlives_a_rebalance(
     other.close()
 
 
+@pytest.mark.slow
+async def test_a_cooperative_rebalance_leaves_the_other_partitions_running(
+    gate: Gate, store: str, topics: Topics, make_consumer: Any, library: str
+) -> None:
+    if library == "aiokafka":
+        pytest.skip("aiokafka has no cooperative rebalancing")
+    settings = {"partition.assignment.strategy": "cooperative-sticky"}
+    runs, released = list[str](), asyncio.Event()
+    other = Gate(store, namespace=gate.namespace)
+
+    async def work(message: KafkaMessage) -> None:
+        runs.append(message.headers["id"])
+        await released.wait()
+
+    for partition in range(4):
+        await topics.send(b"one", partition=partition, id=f"m{partition}")
+    async with running(make_consumer(work, settings=settings)):
+        await eventually(lambda: len(runs) == 4)
+        async with running(make_consumer(work, other, settings=settings)):
+            await eventually(lambda: other.counters["consumer.in_progress"] >= 4)
+            released.set()
+            await eventually(lambda: other.counters["consumer.duplicate"] == 2)
+            await eventually(topics_are_committed(topics))
+    assert sorted(runs) == ["m0", "m1", "m2", "m3"]
+    # The runs of the partitions that stayed were settled there
+    assert (gate.counters["consumer.handled"], gate.counters["consumer.unsettled"]) == (2, 2)
+    await other.aio.close()
+    other.close()
+
+
 def topics_are_committed(topics: Topics) -> Callable[[], Any]:
     async def check() -> bool:
         return await topics.lag() == 0
