@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
+
+import aiokafka as untyped  # pyright: ignore[reportMissingTypeStubs]
 
 from idemgate import InvalidArgument
 from idemgate_kafka.clients import Listener, Records, Settings
@@ -14,8 +15,8 @@ from idemgate_kafka.message import Headers, KafkaMessage, Partition
 
 __all__ = ["AioLibrary"]
 
-aiokafka: Any = import_module("aiokafka")  # it has no types
-errors: Any = import_module("aiokafka.errors")
+aiokafka: Any = untyped
+errors: Any = untyped.errors
 REQUEST_MS = 10_000
 """The patience of requests, unless the settings have another one."""
 

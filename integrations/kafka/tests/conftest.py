@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from integrations.kafka.tests.topics import Topics
+from integrations.kafka.tests.kafka_topics import Topics
 from tests.tansu import running_tansu
 
 HAS_CONFLUENT = find_spec("confluent_kafka") is not None

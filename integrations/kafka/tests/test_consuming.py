@@ -16,7 +16,7 @@ from idemgate_kafka import KafkaConsumer, KafkaMessage, clients, consumer
 
 from idemgate import Bury, Gate, InvalidArgument, Retry
 from idemgate.errors import DownstreamUnavailable
-from integrations.kafka.tests.topics import LIBRARIES, Topics
+from integrations.kafka.tests.kafka_topics import LIBRARIES, Topics
 from tests.for_each import for_each
 from tests.waiting import eventually
 

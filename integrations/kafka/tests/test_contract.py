@@ -12,7 +12,7 @@ from idemgate_kafka import KafkaConsumer, KafkaMessage
 from idemgate import Gate
 from idemgate.testing import ConsumerContract, ContractConsumer, Proxy, Transport, adapt_handler
 from idemgate.testing.contract import LEASE, MAX_ATTEMPTS, SCOPE, Handler
-from integrations.kafka.tests.topics import PARTITIONS, Topics
+from integrations.kafka.tests.kafka_topics import PARTITIONS, Topics
 
 
 def read(message: KafkaMessage) -> tuple[str, bytes]:

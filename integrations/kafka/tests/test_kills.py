@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from idemgate import Gate
-from integrations.kafka.tests.topics import LIBRARIES, Topics
+from integrations.kafka.tests.kafka_topics import LIBRARIES, Topics
 from tests.resilience.verdict import read_events
 from tests.waiting import eventually
 

@@ -11,8 +11,8 @@ from idemgate_kafka import KafkaConsumer, KafkaMessage, KafkaSender
 from idemgate import Gate, InvalidArgument
 from idemgate.errors import DownstreamUnavailable
 from idemgate.testing import Clock
+from integrations.kafka.tests.kafka_topics import LIBRARIES, Topics
 from integrations.kafka.tests.test_consuming import AIO, CONFLUENT
-from integrations.kafka.tests.topics import LIBRARIES, Topics
 from tests.for_each import for_each
 from tests.waiting import eventually
 
