@@ -17,9 +17,9 @@ import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from time import monotonic, sleep
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import redis
 
@@ -30,7 +30,7 @@ from tests.resilience.judge import Judge
 from tests.resilience.plan import Fault, injecting, plan
 from tests.resilience.verdict import find_growth, read_events
 
-__all__ = ["LEASE", "MAX_ATTEMPTS", "SCOPE", "SECONDS", "ConsumerSoak"]
+__all__ = ["LEASE", "MAX_ATTEMPTS", "SCOPE", "SECONDS", "STALLED", "ConsumerSoak"]
 
 SECONDS = milliseconds(os.environ.get("IDEMGATE_SOAK", "10s"), "IDEMGATE_SOAK") / 1000
 LEASE = 2.0
@@ -49,6 +49,7 @@ WIRE: dict[str, Callable[[Proxy], object]] = {
     "reset": lambda proxy: proxy.reset_reply(SCRIPT),
     "drop a request": lambda proxy: proxy.drop_request(SCRIPT),
     "double a request": lambda proxy: proxy.double_request(SCRIPT),
+    "swallow a request": lambda proxy: proxy.swallow_request(SCRIPT),
     "hold a request": lambda proxy: proxy.hold_request(SCRIPT),
     "release": lambda proxy: proxy.release(),
     "cut all": lambda proxy: proxy.cut_all(),
@@ -62,15 +63,15 @@ class ConsumerSoak(ABC):
 
     Attributes:
         kinds: the kind of each consumer, and whether it is steady: it may be stopped and is not killed.
-        broker_faults: what happens to the proxy in front of the broker.
+        broker_faults: what happens to the broker, or to the proxy in front of it.
         pauses: the mean seconds between two faults of the store's wire, of the broker's, and of the processes.
     """
 
     kinds: ClassVar[Sequence[tuple[str, bool]]]
-    broker_faults: ClassVar[Mapping[str, Callable[[Proxy], object]]]
+    broker_faults: ClassVar[Mapping[str, Callable[[Any], object]]]
     pauses: ClassVar[tuple[float, float, float]] = (1.5, 3.0, 8.0)
 
-    def __init__(self, store: str, namespace: str, broker: Proxy, seed: int) -> None:
+    def __init__(self, store: str, namespace: str, broker: Any, seed: int) -> None:
         self.store, self.namespace, self.broker, self.seed = store, namespace, broker, seed
         self.raw = redis.Redis.from_url(store)
         self.redis = Proxy(store, remember=False)
@@ -101,6 +102,23 @@ class ConsumerSoak(ABC):
     def list_dead_letters(self) -> Iterable[str]:
         """Return the bodies of all dead letters, at the end."""
 
+    def heal_broker(self) -> None:
+        """Undo the faults of the broker."""
+        self.broker.heal()
+        self.broker.delay = 0.0
+
+    def has_reason(self, key: str, record: Any) -> bool:
+        """Return True if a message may be a dead letter."""
+        return bool(record.attempts >= MAX_ATTEMPTS)
+
+    def count_left(self, dead: Collection[str]) -> int:
+        """Return how many messages are neither done nor dead letters, nor ended without a stored completion."""
+        left = {key for key in self.sent if key not in dead and self.gate.inspect(key, scope=SCOPE).state != "done"}
+        if left:
+            events = read_events(self.raw, self.name)
+            left -= {facts[0] for kind, *facts in events if kind == "ended" and facts[-1] == "not stored"}
+        return len(left)
+
     def run(self, seconds: float) -> None:
         """Produce messages for so many seconds, while consumers and connections fail. Then wait for the end of all."""
         wire, broker, processes = self.pauses
@@ -118,8 +136,8 @@ class ConsumerSoak(ABC):
             self._send_until(lambda: monotonic() > begin + seconds or bool(errors))
         self._drain()
 
-    def check(self) -> None:
-        """Judge what the consumers reported, and print the figures."""
+    def check(self) -> dict[str, int]:
+        """Judge what the consumers reported. Print and return the figures."""
         seed, sent = self.seed, self.sent
         # Each message had its effect or is a dead letter
         # And no effect follows the recorded completion, and each effect before it has a documented reason
@@ -132,7 +150,7 @@ class ConsumerSoak(ABC):
             judge.judge(key, record, key in self.dead)
         assert judge.wrong == [], (seed, judge.wrong[:5])
         # And the dead letters are the messages whose attempts were exhausted
-        unlimited = [(key, records[key]) for key in self.dead if records[key].attempts < MAX_ATTEMPTS]
+        unlimited = [(key, records[key]) for key in self.dead if not self.has_reason(key, records[key])]
         assert unlimited == [], (seed, unlimited[:5])
         poison = {key for key in sent if key.startswith("poison")}
         assert poison <= set(self.dead), (seed, sorted(poison - set(self.dead))[:5])
@@ -152,13 +170,17 @@ class ConsumerSoak(ABC):
             f"{len(set(self.dead) - poison)} others, {self.dead.total() - len(self.dead)} copies of them; in progress "
             f"elsewhere {waits.total()}, at most {max(waits.values(), default=0)} a key; lost 0, unexplained 0"
         )
+        return {
+            "messages": len(sent), "copies": sent.total() - len(sent), "effects": sum(map(len, judge.effects.values())),
+            "second_effects_explained": judge.reasons.total(), "acknowledged_without_completion": judge.unstored,
+            "dead_letters": len(self.dead), "lost": 0, "unexplained": 0, "grown": len(grown),
+        }  # fmt: skip
 
     def close(self) -> None:
         for process in self.consumers:
             if process.poll() is None:
                 self._end(process)
         self.redis.close()
-        self.broker.close()
         self.gate.close()
         self.raw.delete(self.name, *self.raw.scan_iter(f"{self.name}:*"))
         self.raw.close()
@@ -190,8 +212,7 @@ class ConsumerSoak(ABC):
         self.redis.heal()
         self.redis.release()
         self.redis.cut_all()
-        self.broker.heal()
-        self.broker.delay = 0.0
+        self.heal_broker()
         end, stalled, before = monotonic() + DRAIN, monotonic() + STALLED, -1
         while (left := self.count_unsettled()) > 0:
             if left != before:

@@ -39,8 +39,8 @@ class Soak(ConsumerSoak):
     kinds = (("boto3", True), ("aiobotocore", True), ("boto3", False), ("aiobotocore", False))
     broker_faults = SQS
 
-    def __init__(self, store: str, namespace: str, endpoint: str, queue: Queue, python: Any, seed: int) -> None:
-        super().__init__(store, namespace, Proxy(endpoint, remember=False), seed)
+    def __init__(self, store: str, namespace: str, broker: Proxy, queue: Queue, python: Any, seed: int) -> None:
+        super().__init__(store, namespace, broker, seed)
         self.queue, self.python = queue, python
 
     def start_process(self, kind: str, seed: str) -> subprocess.Popen[str]:
@@ -67,9 +67,10 @@ class Soak(ConsumerSoak):
 
 @pytest.fixture
 def soak(store: str, namespace: str, endpoint: str, make_queue: Any, python: Any, seed: int) -> Iterator[Soak]:
-    made = Soak(store, namespace, endpoint, make_queue(), python, seed)
-    yield made
-    made.close()
+    with Proxy(endpoint, remember=False) as broker:
+        made = Soak(store, namespace, broker, make_queue(), python, seed)
+        yield made
+        made.close()
 
 
 @pytest.mark.timeout(0)

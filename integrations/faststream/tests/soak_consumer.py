@@ -2,8 +2,8 @@
 
     python -m integrations.faststream.tests.soak_consumer ORDER
 
-ORDER is that of the soak of RabbitMQ: `broker` is the URL of NATS, `queue` the stream, and `client` the kind of handler
-("aio" for async). The events are the same, too.
+ORDER is that of `tests/resilience/consumer_process.py`, with `broker`, the URL of NATS, `queue`, the stream, `client`,
+the kind of handler ("aio" for async), and `options` of `Once`.
 """
 
 from __future__ import annotations
@@ -11,48 +11,37 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
-import threading
-import time
 from typing import Any
 
 from faststream.nats import JStream, NatsBroker, NatsMessage
 from idemgate_faststream import Once, middleware
 from nats.js.api import ConsumerConfig
 
-from idemgate import current
 from integrations.faststream.tests.transports import ignore
-from integrations.rabbitmq.tests.soak_consumer import Consumer
+from tests.resilience.consumer_process import ConsumerProcess
 
 WORKERS = 8
 ACK_WAIT = 2.0
 
 
-class NatsConsumer(Consumer):
+class NatsConsumer(ConsumerProcess):
     def report_verdicts(self) -> None:
         """Report the verdict on each run before FastStream settles its message."""
         watch = middleware._OnceMiddleware._watch
 
         def reporting(this: Any, message: Any, scope: str, verdict: Any) -> None:
-            if verdict.ran:
-                not_stored = verdict.outcome == "handled" and verdict.error is not None
-                outcome = "not stored" if not_stored else verdict.outcome
-                self.report("ended", message.headers["event-id"], verdict.token, os.getpid(), outcome)
+            self.report_verdict(message.headers["event-id"], verdict)
             watch(this, message, scope, verdict)
 
         middleware._OnceMiddleware._watch = reporting  # type: ignore[method-assign]
 
     async def consume_aio(self) -> None:
         async def on_message_async(message: NatsMessage) -> None:
-            await asyncio.sleep(self.drawn.uniform(0, 0.015))
-            self.cause_effect(message.headers["event-id"], current().token)
-            await asyncio.sleep(self.drawn.uniform(0, 0.015))
+            await self.work_async(message.headers["event-id"])
 
         def on_message(message: NatsMessage) -> None:
-            time.sleep(self.drawn.uniform(0, 0.015))
-            self.cause_effect(message.headers["event-id"], current().token)
-            time.sleep(self.drawn.uniform(0, 0.015))
+            self.work(message.headers["event-id"])
 
         async def on_reject(message: Any, _: Exception) -> None:
             await broker.publish(message.body, f"{name}-dead", stream=f"{name}-dead", timeout=5)
@@ -77,7 +66,7 @@ class NatsConsumer(Consumer):
 
     def run(self) -> None:
         self.report_verdicts()
-        threading.Thread(target=self.sample_forever, daemon=True).start()
+        self.start_samples()
         asyncio.run(self.consume_aio())
         self.gate.close()
 

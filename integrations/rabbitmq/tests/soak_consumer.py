@@ -1,100 +1,54 @@
 """A guarded consumer for `test_soak.py`, which reconnects until its standard input is closed:
 
-    python soak_consumer.py ORDER
+    python -m integrations.rabbitmq.tests.soak_consumer ORDER
 
-ORDER is JSON: `store` (through a proxy that fails), `reports` (the same server, without the proxy), `namespace`,
-`broker`, `queue`, `client` ("aio" or "blocking"), `options` of `guarded` and `seed`. Events go to the list
-`reports-of-NAMESPACE`:
-
-- ["effect", ID, TOKEN, PID]: the effect of one run
-- ["ended", ID, TOKEN, PID, OUTCOME]: the outcome of the run's verdict. "handled" says that the completion was stored,
-  "not stored" that it may not have been, "cancelled" that the channel closed.
+ORDER is that of `tests/resilience/consumer_process.py`, with `broker`, `queue`, `client` ("aio" or "blocking") and
+`options` of `guarded`. An outcome "cancelled" says that the channel closed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import os
-import random
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import aio_pika
 import pika
-import redis
 from aio_pika.exceptions import CONNECTION_EXCEPTIONS
 from aio_pika.exceptions import AMQPError as AioAMQPError
 from idemgate_rabbitmq import guard, guarded
 from pika.exceptions import AMQPError
 
-from idemgate import Gate, current
+from idemgate import current
+from tests.resilience.consumer_process import ConsumerProcess
 
 PREFETCH = 8
-FAILURES = 0.03
-"""The share of runs that raise, in addition to all runs of a poison message."""
 
 
-class Consumer:
-    """The handler in both flavours, and its reports."""
-
-    def __init__(self, order: dict[str, Any]) -> None:
-        self.order = order
-        self.gate = Gate(order["store"], namespace=order["namespace"], timeout="1s")
-        self.guarded = guarded(self.gate, **order["options"])
-        self.drawn = random.Random(order["seed"])
-        self.reports = redis.Redis.from_url(order["reports"])
-        self.name = f"reports-of-{order['namespace']}"
-
-    def report(self, event: str, *facts: object) -> None:
-        self.reports.rpush(self.name, json.dumps([event, *facts]))
-
-    def cause_effect(self, message_id: str, token: int) -> None:
-        if message_id.startswith("poison") or self.drawn.random() < FAILURES:
-            raise RuntimeError("a handler that fails")
-        self.report("effect", message_id, token, os.getpid())
-
+class Consumer(ConsumerProcess):
     def report_verdicts(self) -> None:
-        """Report the verdict on each run before the guard settles its message."""
         decide = guard._ConsumerGuard._decide
 
         def reporting(this: Any, hold: Any, verdict: Any) -> Any:
-            if verdict.ran:
-                not_stored = verdict.outcome == "handled" and verdict.error is not None
-                outcome = "not stored" if not_stored else verdict.outcome
-                self.report("ended", hold.message_id, verdict.token, os.getpid(), outcome)
+            if verdict.ran:  # a message that is held is decided again and again
+                self.report_verdict(hold.message_id, verdict)
             return decide(this, hold, verdict)
 
         guard._ConsumerGuard._decide = reporting  # type: ignore[method-assign]
-
-    def sample_forever(self) -> None:
-        """Report the memory, descriptors and threads of this process each second."""
-        while True:
-            gc.collect()
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            facts = {
-                "rss": pages * os.sysconf("SC_PAGE_SIZE"),
-                "descriptors": len(list(Path("/proc/self/fd").iterdir())),
-                "threads": threading.active_count(),
-            }
-            self.reports.rpush(f"{self.name}:{os.getpid()}", json.dumps(facts))
-            time.sleep(1)
 
     async def consume_aio(self) -> None:
         tokens: dict[Any, int] = {}
         running: set[Any] = set()
 
-        @self.guarded
+        @guarded(self.gate, **self.order["options"])
         async def on_message(message: Any) -> None:
             tokens[message] = current().token
-            await asyncio.sleep(self.drawn.uniform(0, 0.015))
-            self.cause_effect(message.message_id, current().token)
-            await asyncio.sleep(self.drawn.uniform(0, 0.015))
+            await self.work_async(message.message_id)
 
         async def track(message: Any) -> None:
             running.add(message)
@@ -127,11 +81,9 @@ class Consumer:
         await self.gate.aio.close()
 
     def consume_blocking(self) -> None:
-        @self.guarded
+        @guarded(self.gate, **self.order["options"])
         def on_message(channel: Any, method: Any, properties: Any, body: bytes) -> None:
-            time.sleep(self.drawn.uniform(0, 0.015))
-            self.cause_effect(properties.message_id, current().token)
-            time.sleep(self.drawn.uniform(0, 0.015))
+            self.work(properties.message_id)
 
         stopped = threading.Event()
         channels: list[Any] = []
@@ -156,7 +108,7 @@ class Consumer:
 
     def run(self) -> None:
         self.report_verdicts()
-        threading.Thread(target=self.sample_forever, daemon=True).start()
+        self.start_samples()
         if self.order["client"] == "aio":
             asyncio.run(self.consume_aio())
         else:

@@ -9,62 +9,27 @@ faults. From two minutes on, the memory, descriptors and threads of consumers th
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
 import subprocess
-import threading
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 import pika
 import pytest
-import redis
 from pika.exceptions import AMQPError
 
-from idemgate import Gate
-from idemgate.testing import audit
-from idemgate.testing.proxy import Proxy
-from idemgate.types import milliseconds
 from tests.for_each import for_each
+from tests.resilience.consumers import MAX_ATTEMPTS, SCOPE, SECONDS, STALLED, ConsumerSoak
 from tests.resilience.judge import Judge
-from tests.resilience.plan import Fault, injecting, plan
-from tests.resilience.verdict import find_growth, read_events
 from tools.reliability import server_of
 
-SECONDS = milliseconds(os.environ.get("IDEMGATE_SOAK", "10s"), "IDEMGATE_SOAK") / 1000
-LEASE = 2.0
-MAX_ATTEMPTS, LIMIT = 15, 20
-SCOPE = "soak"
+ROOT = Path(__file__).parents[3]
+LIMIT = 20
 OPTIONS = {"scope": SCOPE, "lease": "2s", "max_attempts": MAX_ATTEMPTS, "pause": "50ms", "hold": "5s"}
-POISON, COPIES = 0.02, 0.2
-BACKLOG = 150
-"""The number of ready messages from which the publisher waits."""
-STALLED, DRAIN = 60, 300
-"""Seconds without a settled message, and in all, after which the rest is not expected to settle."""
-SCRIPT = b"EVALSHA"
-WIRE: dict[str, Callable[[Proxy], object]] = {
-    "cut a reply": lambda proxy: proxy.cut_reply(SCRIPT),
-    "reset": lambda proxy: proxy.reset_reply(SCRIPT),
-    "drop a request": lambda proxy: proxy.drop_request(SCRIPT),
-    "double a request": lambda proxy: proxy.double_request(SCRIPT),
-    "swallow a request": lambda proxy: proxy.swallow_request(SCRIPT),
-    "hold a request": lambda proxy: proxy.hold_request(SCRIPT),
-    "release": lambda proxy: proxy.release(),
-    "cut all": lambda proxy: proxy.cut_all(),
-}
-LANES = {
-    "wire": (0.5, (*WIRE, "black hole")),
-    "processes": (2.0, ("kill", "kill", "stop")),
-    "broker": (12.0, ("close connections", "close connections", "close connections", "kill broker")),
-}
-CONSUMERS = [("aio", True), ("blocking", True), ("aio", False), ("blocking", False)]
-"""The client of each consumer, and whether the consumer is steady: it may be stopped and is not killed."""
-GROWTH = {"rss": (0.1, 4e6), "descriptors": (0.0, 8), "threads": (0.0, 8)}
-"""The share of the first third's median, and the amount on top, by which the last third's may be larger."""
 
 
 class Publisher:
@@ -74,23 +39,17 @@ class Publisher:
         self._broker, self._queue = broker, queue
         self._connection: Any = None
         self._channel: Any = None
-        self.confirmed: set[str] = set()
-        self.copies = self.unconfirmed = 0
 
     def publish(self, message_id: str) -> None:
         properties = pika.BasicProperties(message_id=message_id, delivery_mode=2)
         self._repeat(lambda channel: channel.basic_publish("", self._queue, message_id.encode(), properties))
-        self.copies += message_id in self.confirmed
-        self.confirmed.add(message_id)
 
-    def wait_for_backlog(self) -> None:
-        def ready(channel: Any) -> int:
+    def count_ready(self) -> int:
+        def count(channel: Any) -> int:
             return int(channel.queue_declare(self._queue, passive=True).method.message_count)
 
-        end = monotonic() + STALLED
-        while self._repeat(ready) > BACKLOG:
-            assert monotonic() < end, f"the consumers leave more than {BACKLOG} messages for {STALLED} s"
-            sleep(0.05)
+        ready: int = self._repeat(count)
+        return ready
 
     def close(self) -> None:
         if self._connection is not None and self._connection.is_open:
@@ -110,155 +69,69 @@ class Publisher:
             except (AMQPError, OSError):
                 if monotonic() > end:
                     raise
-                self.unconfirmed += 1
                 sleep(0.1)
 
 
-class Soak:
-    """The consumers, the publisher, the proxy in front of Redis, and the faults that happen to them."""
+def restart(broker: Any) -> None:
+    broker.kill()
+    sleep(0.5)
+    broker.start()
 
-    def __init__(self, store: str, namespace: str, broker: Any, queue: Any, dead: Any, python: Any, seed: int) -> None:
-        self.broker, self.queue, self.dead, self.python, self.seed = broker, queue, dead, python, seed
-        self.proxy = Proxy(store, remember=False)
-        self.raw = redis.Redis.from_url(store)
-        self.gate = Gate(store, namespace=namespace)
+
+FAULTS: dict[str, Callable[[Any], object]] = {
+    "close connections": lambda broker: broker.close_connections(),
+    "kill broker": restart,
+}
+
+
+class Soak(ConsumerSoak):
+    kinds = (("aio", True), ("blocking", True), ("aio", False), ("blocking", False))
+    broker_faults = FAULTS
+    pauses = (0.5, 12.0, 2.0)
+
+    def __init__(self, store: str, namespace: str, broker: Any, queue: Any, dead: Any, seed: int) -> None:
+        super().__init__(store, namespace, broker, seed)
+        self.queue, self.dead_queue = queue, dead
         self.publisher = Publisher(broker, queue.name)
-        self.name = f"reports-of-{namespace}"
-        self.order = {
-            "store": self.proxy.url, "reports": store, "namespace": namespace, "broker": broker.url,
-            "queue": queue.name, "options": OPTIONS,
+        self.reasons: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def start_process(self, kind: str, seed: str) -> subprocess.Popen[str]:
+        order = {
+            "store": self.redis.url, "reports": self.store, "namespace": self.namespace, "broker": self.broker.url,
+            "queue": self.queue.name, "options": OPTIONS, "client": kind, "seed": seed, "fails": 0.03, "die": "",
         }  # fmt: skip
-        self.consumers: dict[subprocess.Popen[str], tuple[str, bool]] = {}
-        self.started = 0
-        self.dead_letters: dict[str, Counter[str]] = defaultdict(Counter)
-        self.counted: Counter[str] = Counter()
-        self.over = threading.Event()
+        words = [sys.executable, "-m", "integrations.rabbitmq.tests.soak_consumer", json.dumps(order)]
+        return subprocess.Popen(words, text=True, cwd=ROOT, stdin=subprocess.PIPE)
 
-    def start(self, client: str, steady: bool) -> None:
-        self.started += 1
-        order = self.order | {"client": client, "seed": f"{self.seed} {self.started}"}
-        process = self.python("soak_consumer.py", json.dumps(order), stdin=subprocess.PIPE)
-        self.consumers[process] = client, steady
+    def send(self, bodies: Sequence[str]) -> Iterable[str]:
+        for body in bodies:
+            self.publisher.publish(body)
+        return bodies
 
-    def run(self, faults: dict[str, list[Fault]], seconds: float) -> None:
-        """Publish messages for so many seconds, while the faults happen at their times."""
-        for client, steady in CONSUMERS:
-            self.start(client, steady)
-        begin = monotonic()
-        with injecting(faults, self._inject, self.over) as errors:
-            self._publish_until(lambda: monotonic() > begin + seconds or bool(errors))
+    def count_waiting(self) -> int:
+        return self.publisher.count_ready()
 
-    def _publish_until(self, over: Callable[[], bool]) -> None:
-        drawn = random.Random(f"{self.seed} messages")
-        recent: deque[str] = deque(maxlen=200)
-        while not over():
-            if recent and drawn.random() < COPIES:
-                self.publisher.publish(recent[-1] if drawn.random() < 0.5 else drawn.choice(recent))
-            else:
-                number = len(self.publisher.confirmed)
-                recent.append(f"poison-{number}" if drawn.random() < POISON else f"job-{number}")
-                self.publisher.publish(recent[-1])
-                if number % 20 == 0:
-                    self.publisher.wait_for_backlog()
-            sleep(0.003)
-
-    def _inject(self, fault: Fault) -> None:
-        if fault.name in WIRE:
-            WIRE[fault.name](self.proxy)
-        else:
-            getattr(self, "_" + fault.name.replace(" ", "_"))(fault.amount)
-        self.counted[fault.name] += 1
-
-    def _black_hole(self, amount: float) -> None:
-        self.proxy.black_hole = True
-        self.over.wait(2 * LEASE * amount**4)
-        self.proxy.black_hole = False
-        self.proxy.cut_all()
-
-    def _kill(self, amount: float) -> None:
-        mortal = [process for process, (_, steady) in self.consumers.items() if not steady]
-        process = mortal[int(amount * len(mortal))]
-        self._end(process)
-        self.start(*self.consumers.pop(process))
-
-    def _end(self, process: subprocess.Popen[str]) -> None:
-        assert process.poll() is None, f"a consumer ended with {process.returncode}"
-        process.kill()
-        process.communicate()
-        self.raw.rpush(self.name, json.dumps(["killed", process.pid]))
-
-    def _stop(self, amount: float) -> None:
-        process = list(self.consumers)[int(amount * len(self.consumers))]
-        process.send_signal(signal.SIGSTOP)
-        self.over.wait(LEASE * (0.2 + 1.5 * (amount * 10 % 1)))
-        process.send_signal(signal.SIGCONT)
-
-    def _close_connections(self, _: float) -> None:
-        self.broker.close_connections()
-
-    def _kill_broker(self, amount: float) -> None:
-        self.broker.kill()
-        sleep(amount)
-        self.broker.start()
-
-    def drain(self) -> list[str]:
-        """Heal the wire, wait until all confirmed messages are settled, and stop the consumers.
-
-        Return the ids that are left in the queue.
-        """
-        self.proxy.heal()
-        self.proxy.release()
-        self.proxy.cut_all()
-        unsettled, end, stalled = self.publisher.confirmed, monotonic() + DRAIN, monotonic() + STALLED
-        while True:
-            self._take_dead_letters()
-            left = {one for one in unsettled if one not in self.dead_letters and self.inspect(one).state != "done"}
-            if left:  # a message whose completion was not stored is acknowledged
-                left -= {facts[0] for kind, *facts in self.events() if kind == "ended" and facts[-1] == "not stored"}
-            ready = self.queue.channel.queue_declare(self.queue.name, passive=True).method.message_count
-            if not left and not ready:
-                break
-            if left != unsettled:
-                unsettled, stalled = left, monotonic() + STALLED
-            sample = [(one, self.inspect(one)) for one in sorted(left)[:3]]
-            assert monotonic() < min(end, stalled), f"{len(left)} ids not settled, {ready} messages ready: {sample}"
-            for process in self.consumers:
-                assert process.poll() is None, f"a consumer ended with {process.returncode}"
-            sleep(0.5)
-        for process in self.consumers:
-            process.communicate(timeout=60)
-            assert process.returncode == 0
+    def count_unsettled(self) -> int:
         self._take_dead_letters()
-        return [properties.message_id for _, properties, _ in self.queue.all()]
+        return self.count_left(self.reasons) + self.publisher.count_ready()
 
-    def _take_dead_letters(self) -> None:
-        for _, properties, _ in self.dead.all():
-            self.dead_letters[properties.message_id][properties.headers["x-death"][0]["reason"]] += 1
+    def list_dead_letters(self) -> Iterable[str]:
+        self._take_dead_letters()
+        return [message_id for message_id, reasons in self.reasons.items() for _ in range(reasons.total())]
 
-    def inspect(self, message_id: str) -> Any:
-        return self.gate.inspect(message_id, scope=SCOPE)
+    def has_reason(self, key: str, record: Any) -> bool:
+        return "delivery_limit" in self.reasons[key] or super().has_reason(key, record)
 
-    def events(self) -> Iterator[list[Any]]:
-        return read_events(self.raw, self.name)
-
-    def growth(self) -> list[str]:
-        """Return what grew by more than it may in a steady consumer. Print all figures."""
-        found: list[str] = []
-        for process, (client, steady) in self.consumers.items():
-            if steady:
-                samples = [json.loads(line) for line in self.raw.lrange(f"{self.name}:{process.pid}", 0, -1)]
-                found += find_growth(client, samples, GROWTH)
-        return found
+    def heal_broker(self) -> None:
+        """It is healed already."""
 
     def close(self) -> None:
-        for process in self.consumers:
-            if process.poll() is None:
-                self._end(process)
+        super().close()
         self.publisher.close()
-        self.proxy.close()
-        self.gate.close()
-        self.raw.delete(self.name, *self.raw.scan_iter(f"{self.name}:*"))
-        self.raw.close()
+
+    def _take_dead_letters(self) -> None:
+        for _, properties, _ in self.dead_queue.all():
+            self.reasons[properties.message_id][properties.headers["x-death"][0]["reason"]] += 1
 
 
 class Record(NamedTuple):
@@ -318,8 +191,8 @@ def dead(queue: Any, make_queue: Any) -> Any:
 
 
 @pytest.fixture
-def soak(store: str, namespace: str, broker: Any, queue: Any, dead: Any, python: Any, seed: int) -> Iterator[Soak]:
-    made = Soak(store, namespace, broker, queue, dead, python, seed)
+def soak(store: str, namespace: str, broker: Any, queue: Any, dead: Any, seed: int) -> Iterator[Soak]:
+    made = Soak(store, namespace, broker, queue, dead, seed)
     yield made
     made.close()
 
@@ -329,47 +202,12 @@ def soak(store: str, namespace: str, broker: Any, queue: Any, dead: Any, python:
 def test_no_message_is_lost_and_each_second_effect_has_a_documented_reason(
     soak: Soak, store: str, seed: int, record_fault: Callable[..., None]
 ) -> None:
-    faults = plan(seed, SECONDS, LANES)
-    print(f"\nseed {seed}: {sum(map(len, faults.values()))} faults within {SECONDS:g} s")
-    # When consumers, the broker and the connections to Redis fail at random under a steady load
-    soak.run(faults, SECONDS)
-    left = soak.drain()
-    # Then the queue has at most copies that its consumers returned
-    confirmed = soak.publisher.confirmed
-    assert set(left) <= confirmed, (seed, left)
-    # And each confirmed message had its effect or is a dead letter
-    # And no effect follows the recorded completion, and each effect before it has a documented reason
-    records = {message_id: soak.inspect(message_id) for message_id in sorted(confirmed)}
-    judge = Judge(soak.events())
-    assert set(judge.effects) <= confirmed, seed
-    for message_id, record in records.items():
-        judge.judge(message_id, record, message_id in soak.dead_letters)
-    assert judge.wrong == [], (seed, judge.wrong[:5])
-    # And the dead letters are the messages that reached a limit
-    unlimited = [
-        (one, reasons, records[one])
-        for one, reasons in soak.dead_letters.items()
-        if "delivery_limit" not in reasons and records[one].attempts < MAX_ATTEMPTS
-    ]
-    assert unlimited == [], (seed, unlimited[:5])
-    poison = {one for one in confirmed if one.startswith("poison")}
-    assert poison <= set(soak.dead_letters), (seed, sorted(poison - set(soak.dead_letters))[:5])
-    # And the store is sound, and no consumer grew
-    report = audit(soak.gate)
-    assert report.sound, (seed, str(report))
-    grown = soak.growth() if SECONDS >= 120 else []
-    assert grown == [], (seed, grown)
-    done = sum(record.state == "done" for record in records.values())
-    effects = sum(map(len, judge.effects.values()))
-    reasons = sum(soak.dead_letters.values(), Counter[str]())
-    print(
-        f"{dict(soak.counted)}; {len(confirmed)} messages, {soak.publisher.copies} copies, "
-        f"{soak.publisher.unconfirmed} publishes or connects failed; {done} done, "
-        f"{judge.unstored} acknowledged without a stored completion, {effects} effects, "
-        f"second effects explained {dict(+judge.reasons)}, {judge.late} of them late; "
-        f"dead letters {len(poison)} poison, {len(set(soak.dead_letters) - poison)} others, by reason {dict(reasons)}; "
-        f"{len(left)} copies left; lost 0, unexplained 0"
-    )
+    soak.run(SECONDS)
+    figures = soak.check()
+    # And the queue has at most copies that its consumers returned
+    left = [properties.message_id for _, properties, _ in soak.queue.all()]
+    assert set(left) <= set(soak.sent), (seed, left)
+    print(f"dead letters by reason {dict(sum(soak.reasons.values(), Counter[str]()))}; {len(left)} copies left")
     record_fault(
         "guarded consumers of a quorum queue, the broker and Redis at random (soak)",
         sum(soak.counted.values()),
@@ -377,13 +215,5 @@ def test_no_message_is_lost_and_each_second_effect_has_a_documented_reason(
         seed=seed,
         server=server_of(store),
         seconds=SECONDS,
-        messages=len(confirmed),
-        copies=soak.publisher.copies,
-        effects=effects,
-        second_effects_explained=judge.reasons.total(),
-        acknowledged_without_completion=judge.unstored,
-        dead_letters=len(soak.dead_letters),
-        lost=0,
-        unexplained=0,
-        grown=len(grown),
+        **figures,
     )
