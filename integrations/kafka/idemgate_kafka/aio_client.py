@@ -38,7 +38,8 @@ class AioLibrary:
     def is_unanswered(self, error: Exception) -> bool:
         if isinstance(error, errors.UnknownTopicOrPartitionError):
             return False
-        return isinstance(error, TimeoutError) or getattr(error, "retriable", False)
+        # It raises the base class, too, if no broker of those that it knows answers.
+        return isinstance(error, TimeoutError) or type(error) is errors.KafkaError or getattr(error, "retriable", False)
 
     def is_permanent(self, error: Exception) -> bool:
         return not isinstance(error, OSError) and not getattr(error, "retriable", False)

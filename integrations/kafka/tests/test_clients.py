@@ -72,6 +72,7 @@ def of_confluent(code: int) -> KafkaException:
         (AioLibrary(), errors.KafkaConnectionError(), True, False, False),
         (AioLibrary(), errors.RequestTimedOutError(), True, False, False),
         (AioLibrary(), TimeoutError(), True, False, False),
+        (AioLibrary(), errors.KafkaError("Unable to get cluster metadata over all known brokers"), True, True, False),
         (AioLibrary(), errors.UnknownTopicOrPartitionError(), False, False, False),
         (AioLibrary(), errors.TopicAuthorizationFailedError(), False, True, False),
         (AioLibrary(), errors.MessageSizeTooLargeError(), False, True, True),
