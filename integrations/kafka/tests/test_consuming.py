@@ -13,6 +13,7 @@ import pytest
 from aiokafka.errors import MessageSizeTooLargeError
 from confluent_kafka import KafkaError, KafkaException
 from idemgate_kafka import KafkaConsumer, KafkaMessage, clients, consumer
+from tenacity import Retrying
 
 from idemgate import Bury, Gate, InvalidArgument, Retry
 from idemgate.errors import DownstreamUnavailable
@@ -440,6 +441,19 @@ def test_a_wrong_argument_is_named(gate: Gate, options: dict[str, Any], name: st
     with pytest.raises(InvalidArgument) as raised:
         KafkaConsumer(gate, **given)
     assert raised.value.name == name
+
+
+@for_each(
+    "options",
+    [
+        {"at_most_once": True}, {"cache_size": 10}, {"on_error": "store"}, {"retry": Retrying()}, {"shadow": True},
+        {"order": "partition"},
+    ],
+)  # fmt: skip
+def test_some_options_run_records_one_by_one(gate: Gate, options: dict[str, Any]) -> None:
+    # A record of a batch that does not start must not be stored as done or failed
+    made = KafkaConsumer(gate, AIO, "orders", lambda _: None, key=KEY, scope="s", dead_topic=None, batch=5, **options)
+    assert made._batch == 1
 
 
 def test_an_error_about_settings_shows_no_value() -> None:
