@@ -345,7 +345,9 @@ class _Lane:
         self._leaving = asyncio.Event()
         self._wake = asyncio.Event()
         self._records = deque[_Record]()
-        self._uncommitted = list[_Record]()
+        self._settled = list[_Record]()
+        self._in_flight = list[_Record]()
+        self._committing: asyncio.Task[None] | None = None
         self._offset = self._committed = -1
         self._next_commit = self._next_run = 0.0
         self._is_paused = False
@@ -382,18 +384,26 @@ class _Lane:
             while not self._leaving.is_set():
                 if chosen := self._choose():
                     await self._run_batch(chosen)
-                await self._commit()
+                self._take_settled()
+                await self._resume()
+                if self._may_commit() and self._committing is None:
+                    self._committing = asyncio.create_task(self._commit())  # beside the next batch
                 if not chosen:
                     await wait_for_wakeup(self._wake, self._seconds_to_wait())
-            await self._commit()
+            if self._committing is not None:
+                await asyncio.wait({self._committing})
+            self._take_settled()
+            if self._may_commit():
+                await self._commit()
         finally:
-            settled = [record for record in self._records if record.verdict is not None]
-            error = _NotCommitted("the partition was given back before its offset could be committed")
-            self._record([*self._uncommitted, *settled], error)
+            if self._committing is not None:
+                self._committing.cancel()
+            left = [*self._in_flight, *self._settled, *(each for each in self._records if each.verdict is not None)]
+            self._record(left, _NotCommitted("the partition was given back before its offset could be committed"))
 
     def _seconds_to_wait(self) -> float:
         until = self._next_run
-        if self._offset > self._committed and self.is_owned:
+        if self._offset > self._committed and self._committing is None and self.is_owned:
             until = min(until, self._next_commit)
         return until - monotonic()
 
@@ -513,30 +523,35 @@ class _Lane:
 
     # -- commit -------------------------------------------------------------------------------------------------------
 
-    async def _commit(self) -> None:
-        """Commit the offset of the first record that is not settled."""
+    def _take_settled(self) -> None:
+        """Take the settled records from the beginning. The offset behind them may be committed."""
         while self._records and self._records[0].verdict is not None:
             record = self._records.popleft()
-            self._uncommitted.append(record)
+            self._settled.append(record)
             self._offset = record.next_offset
-        if self._is_paused and len(self._records) <= WINDOW // 2 and not self._leaving.is_set():
+
+    async def _resume(self) -> None:
+        if self._is_paused and len(self._records) <= WINDOW // 2:
             self._is_paused = False
             await self._reader.client.resume(self.partition)
-        if self._offset <= self._committed or not self.is_owned or monotonic() < self._next_commit:
-            return
-        offset, records = self._offset, self._uncommitted
-        self._uncommitted = []
+
+    def _may_commit(self) -> bool:
+        return self._offset > self._committed and self.is_owned and monotonic() >= self._next_commit
+
+    async def _commit(self) -> None:
+        """Commit the offset of the first record that is not settled."""
+        offset, self._in_flight, self._settled = self._offset, self._settled, []
+        failure: Exception | None = None
         try:
             await self._reader.commits.commit(self.partition, offset)
-        except asyncio.CancelledError:
-            self._uncommitted = records
-            raise
+            self._committed = offset
         except Exception as error:  # noqa: BLE001 - the next commit covers it, or the next owner gets the records
             self._next_commit = monotonic() + PAUSES[1]
-            self._record(records, error)
-        else:
-            self._committed = offset
-            self._record(records, None)
+            failure = error
+        records, self._in_flight = self._in_flight, []
+        self._record(records, failure)
+        self._committing = None
+        self._wake.set()
 
     def _record(
         self, records: Sequence[_Record], error: BaseException | None, verdict: Verdict[Any] | None = None
