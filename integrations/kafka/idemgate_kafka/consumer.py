@@ -372,6 +372,7 @@ class _Lane:
         """Get no more records, until half of them are committed."""
         self._is_paused = True
         await self._reader.client.pause([self.partition])
+        self._wake.set()  # they may be settled by now
 
     def leave(self) -> None:
         """Start no more records, and end."""
@@ -386,7 +387,7 @@ class _Lane:
                     await self._run_batch(chosen)
                 self._take_settled()
                 await self._resume()
-                if self._may_commit() and self._committing is None:
+                if self._may_commit() and self._committing is None and monotonic() >= self._next_commit:
                     self._committing = asyncio.create_task(self._commit())  # beside the next batch
                 if not chosen:
                     await wait_for_wakeup(self._wake, self._seconds_to_wait())
@@ -403,7 +404,7 @@ class _Lane:
 
     def _seconds_to_wait(self) -> float:
         until = self._next_run
-        if self._offset > self._committed and self._committing is None and self.is_owned:
+        if self._may_commit() and self._committing is None:
             until = min(until, self._next_commit)
         return until - monotonic()
 
@@ -531,12 +532,12 @@ class _Lane:
             self._offset = record.next_offset
 
     async def _resume(self) -> None:
-        if self._is_paused and len(self._records) <= WINDOW // 2:
+        if self._is_paused and len(self._records) <= WINDOW // 2 and not self._leaving.is_set():
             self._is_paused = False
             await self._reader.client.resume(self.partition)
 
     def _may_commit(self) -> bool:
-        return self._offset > self._committed and self.is_owned and monotonic() >= self._next_commit
+        return self._offset > self._committed and self.is_owned
 
     async def _commit(self) -> None:
         """Commit the offset of the first record that is not settled."""

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka.errors import MessageSizeTooLargeError
 from confluent_kafka import KafkaError, KafkaException
 from idemgate_kafka import KafkaConsumer, KafkaMessage, clients, consumer
+from idemgate_kafka.message import Partition
 from tenacity import Retrying
 
 from idemgate import Bury, Gate, InvalidArgument, Retry
@@ -317,6 +319,28 @@ async def test_a_partition_with_many_records_in_memory_is_paused(
         released.set()
         await eventually(lambda: gate.counters["consumer.handled"] == 64)
     assert runs == [str(number) for number in range(64)]
+
+
+async def test_a_partition_that_is_paused_too_late_goes_on(gate: Gate) -> None:
+    # In-process: the records that filled it are settled before it is paused
+    calls = list[str]()
+
+    class Client:
+        async def pause(self, _: Any) -> None:
+            calls.append("pause")
+
+        async def resume(self, _: Any) -> None:
+            calls.append("resume")
+
+    made = KafkaConsumer(gate, AIO, "orders", print, key=KEY, scope="s", dead_topic=None)
+    reader: Any = SimpleNamespace(consumer=made, gate=gate, client=Client())
+    lane = consumer._Lane(reader, Partition("orders", 0))
+    running = asyncio.create_task(lane.run())
+    await eventually(lambda: lane._next_run)  # it waits for records
+    await lane.pause()
+    await eventually(lambda: calls == ["pause", "resume"])
+    lane.leave()
+    await running
 
 
 @pytest.mark.slow
