@@ -24,9 +24,15 @@ _COUNTERS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "leases-lost": ("last_10_minutes", (("worker.lease_lost", "worker.lost"), ("once.lease_lost", "once.lost"))),
     "ran-unguarded": ("last_10_minutes", (("once.store_error.run",), ("once.store_error.local",))),
     "completion-lost": ("last_10_minutes", (("once.completion_lost",),)),
-    "messages-rejected": ("last_10_minutes", (("consumer.rejected",),)),
-    "broker-unavailable": ("last_10_minutes", (("consumer.unsettled",), ("sqs.receive_failed",))),
-}
+    "messages-rejected": ("last_10_minutes", (("consumer.rejected",), ("rabbitmq.rejected",))),
+    "broker-unavailable": (
+        "last_10_minutes",
+        (
+            ("consumer.unsettled",), ("rabbitmq.unsettled",), ("sqs.receive_failed",), ("kafka.poll_failed",),
+            ("kafka.send_failed",),
+        ),
+    ),
+}  # fmt: skip
 """The kinds that are an increase of counters, summed over all processes: since when, and of which counters.
 
 Counters that stand together may count the same event, while the work runs and when it ends: only the larger one counts.

@@ -197,7 +197,11 @@ CASES: dict[str, list[Case]] = {
         (
             snapshot(processes=(process(counters={"consumer.rejected": 1}),)),
             snapshot(processes=(process(counters={"consumer.rejected": LONG_AGO, "consumer.failed": 9}),)),
-        )
+        ),
+        (
+            snapshot(processes=(process(counters={"rabbitmq.rejected": 1}),)),
+            snapshot(processes=(process(counters={"rabbitmq.failed": 9}),)),
+        ),
     ],
     "broker-unavailable": [
         (
@@ -209,6 +213,10 @@ CASES: dict[str, list[Case]] = {
                 processes=(process(counters={"consumer.unsettled": 1}), process(2, counters={"sqs.receive_failed": 2}))
             ),
             snapshot(processes=(process(counters={"sqs.receive_failed": Counter(9, 0, 2)}),)),
+        ),
+        (
+            snapshot(processes=(process(counters={"kafka.poll_failed": 2, "kafka.send_failed": 1}),)),
+            snapshot(processes=(process(counters={"kafka.poll_failed": 2, "kafka.paused": 5}),)),
         ),
     ],
     "payload-refused": [(refused(599), refused(601))],
