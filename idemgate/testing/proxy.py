@@ -216,7 +216,8 @@ class Proxy:
                     cut.late = self._late
                 self._note(data)
                 server.sendall(data)
-        self._part(client, server)
+        if not cut.reset:  # which `_replies` does: closed here, the connection would end before it is reset
+            self._part(client, server)
 
     def _replies(self, client: socket.socket, server: socket.socket, cut: _Cut) -> None:
         silent = False

@@ -630,7 +630,7 @@ async def test_what_stands_before_an_unreadable_message_is_handed_out_or_sent_on
         with pytest.raises(UnexpectedData, match=rf"Nothing was written to it; {removing} ") as caught:
             await next_keys()
         assert everything() == before
-        raw.execute_command(*shlex.split(str(caught.value).partition("written; ")[2]))
+        raw.execute_command(*shlex.split(str(caught.value).partition("written to it; ")[2]))
     assert await next_keys() == ["d", "e"]
 
 
