@@ -4,7 +4,7 @@
 
 runs for ten minutes; without it, for a few seconds. Workers and their children are killed and stopped, the broker is
 killed and started again, connections are cut. Some tasks wait for an `eta` longer than the visibility timeout, and some
-of those are revoked. Plan, effects and judge are those of the soak of RabbitMQ.
+of those are revoked.
 
 kombu takes a message from its queue before it writes it to the unacknowledged ones. A crash between the two loses it.
 At the end the producer sends again what has left the broker without an outcome, and counts it.
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -31,23 +31,29 @@ import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from idemgate import Gate
 from idemgate.testing import audit
 from idemgate.testing.proxy import Proxy
-from integrations.rabbitmq.tests import test_soak as rabbit
-from tests.resilience.plan import Fault, plan
+from tests.resilience.consumers import (
+    DRAIN,
+    LEASE,
+    MAX_ATTEMPTS,
+    SCOPE,
+    SECONDS,
+    STALLED,
+    WAITS,
+    WIRE,
+    ConsumerSoak,
+)
+from tests.resilience.judge import Judge
+from tests.resilience.plan import Fault, injecting, plan
 from tests.resilience.servers import APPEND, Server
-from tests.resilience.verdict import find_growth
+from tests.resilience.verdict import find_growth, read_events
 from tests.waiting import wait_until
 
-SECONDS, STALLED, DRAIN, MAX_ATTEMPTS = rabbit.SECONDS, rabbit.STALLED, rabbit.DRAIN, rabbit.MAX_ATTEMPTS
-SCOPE = "soak"
 OPTIONS = {"lease": "2s", "max_attempts": MAX_ATTEMPTS, "backoff": [0, 1]}
 VISIBILITY = 2
 LATER, REVOKED, LONGEST_WAIT = 0.1, 0.2, 3.0 * VISIBILITY
 """The shares of tasks with a countdown, and of revoked ones among them, and the longest countdown."""
-WAITS = 20
-"""The deliveries of a key in progress elsewhere, for each of its messages and for each time it was resent."""
 CONF = {
     "task_acks_late": True, "task_reject_on_worker_lost": True, "worker_prefetch_multiplier": 2,
     "broker_connection_retry_on_startup": True, "broker_connection_max_retries": None,
@@ -57,7 +63,7 @@ CONF = {
     },
 }  # fmt: skip
 LANES = {
-    "wire": (1.5, rabbit.LANES["wire"][1]),
+    "wire": (1.5, (*WIRE, "black hole")),
     "broker": (10.0, ("close connections", "kill broker")),
     "processes": (6.0, ("kill", "kill child", "kill child", "stop")),
 }
@@ -104,11 +110,8 @@ class Producer:
                 self.unconfirmed += 1
                 sleep(0.1)
 
-    def wait_for_backlog(self) -> None:
-        end = monotonic() + STALLED
-        while self.ask(lambda client: client.llen("celery")) > rabbit.BACKLOG:
-            assert monotonic() < end, f"the workers leave more than {rabbit.BACKLOG} tasks for {STALLED} s"
-            sleep(0.05)
+    def count_waiting(self) -> int:
+        return int(self.ask(lambda client: client.llen("celery")))
 
     def count_unsettled(self) -> int:
         return int(self.ask(lambda client: client.llen("celery") + client.hlen("unacked")))
@@ -121,48 +124,67 @@ class Producer:
         self._client.close()
 
 
-class Soak(rabbit.Soak):
+class Soak(ConsumerSoak):
     """The workers, the producer, the proxies in front of both servers, and the faults that happen to them."""
 
+    kinds = WORKERS
+
     def __init__(self, store: str, namespace: str, broker: Server, folder: Path, seed: int) -> None:
-        self.broker, self.seed, self.folder = broker, seed, folder
-        self.proxy = Proxy(store, remember=False)
+        super().__init__(store, namespace, broker, seed)
+        self.folder = folder
         self.wire = Proxy(broker.url, remember=False)
-        self.raw = redis.Redis.from_url(store)
-        self.gate = Gate(store, namespace=namespace)
+        self.broker_faults = {"close connections": lambda _: self.wire.cut_all(), "kill broker": restart}
         self.publisher = Producer(broker, seed)
-        self.name = f"reports-of-{namespace}"
-        self.order = {
-            "store": self.proxy.url, "reports": store, "namespace": namespace, "broker": self.wire.url,
-            "options": OPTIONS, "conf": CONF,
-        }  # fmt: skip
-        self.consumers: dict[subprocess.Popen[str], tuple[str, bool]] = {}
-        self.started = self.resent = 0
-        self.counted = Counter()
-        self.over = threading.Event()
+        self.resent = 0
         self.children: dict[int, set[int]] = {}
         self.samples: dict[int, list[dict[str, float]]] = defaultdict(list)
         self.lock = threading.RLock()
         """Held by a fault of processes, and while workers that ended are started again."""
 
-    def python(self, _: str, order: str, **options: Any) -> subprocess.Popen[str]:
+    def start_process(self, kind: str, seed: str) -> subprocess.Popen[str]:
+        order = {
+            "store": self.redis.url, "reports": self.store, "namespace": self.namespace, "broker": self.wire.url,
+            "options": OPTIONS, "conf": CONF, "client": kind, "seed": seed,
+        }  # fmt: skip
         command = [sys.executable, "-m", "celery", "-A", "soak_app", "worker", "-c", "2", "--without-gossip",
                    "--without-mingle", "-l", "WARNING", "-n", f"w{self.started}@soak"]  # fmt: skip
-        environment = os.environ | {"SOAK": order, "C_FORCE_ROOT": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
+        environment = os.environ | {
+            "SOAK": json.dumps(order), "C_FORCE_ROOT": "1", "PYTHONPATH": str(Path(__file__).parents[3])
+        }  # fmt: skip
         with (self.folder / f"log{self.started}").open("wb") as log:
             return subprocess.Popen(
                 command, text=True, cwd=Path(__file__).parent, env=environment, stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
-    def run(self, faults: Any, seconds: float) -> None:
-        watching = threading.Thread(target=self._watch)
+    def send(self, bodies: Sequence[str]) -> Iterable[str]:
+        for body in bodies:
+            self.publisher.publish(body)
+        return bodies
+
+    def count_waiting(self) -> int:
+        return self.publisher.count_waiting()
+
+    def count_unsettled(self) -> int:
+        return self.publisher.count_unsettled()
+
+    def list_dead_letters(self) -> Iterable[str]:
+        return self.find_dead().elements()
+
+    def run(self, seconds: float) -> None:
+        faults = plan(self.seed, seconds, LANES)
+        print(f"\nseed {self.seed}: {sum(map(len, faults.values()))} faults within {seconds:g} s")
+        for kind, steady in self.kinds:
+            self._start(kind, steady)
+        begin, watching = monotonic(), threading.Thread(target=self._watch)
         watching.start()
         try:
-            super().run(faults, seconds)
+            with injecting(faults, self._inject, self.over) as errors:
+                self._send_until(lambda: monotonic() > begin + seconds or bool(errors))
         finally:
             self.over.set()
             watching.join()
+        self._drain()
 
     def _watch(self) -> None:
         """Start workers again that ended. Note the memory, descriptors and threads of a child of the steady one."""
@@ -181,7 +203,7 @@ class Soak(rabbit.Soak):
             for process in [process for process in self.consumers if process.poll() is not None]:
                 self.counted["a worker ended"] += 1
                 self._end(process)
-                self.start(*self.consumers.pop(process))
+                self._start(*self.consumers.pop(process))
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
@@ -209,24 +231,21 @@ class Soak(rabbit.Soak):
         process = list(self.consumers)[int(amount * len(self.consumers))]
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGSTOP)
-            self.over.wait(rabbit.LEASE * (0.2 + 1.5 * (amount * 10 % 1)))
+            self.over.wait(LEASE * (0.2 + 1.5 * (amount * 10 % 1)))
             os.killpg(process.pid, signal.SIGCONT)
-
-    def _close_connections(self, _: float) -> None:
-        self.wire.cut_all()
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def drain(self) -> list[str]:
+    def _drain(self) -> None:
         """Heal the wires, wait until all tasks are settled, and stop the workers. Resend what the broker lost."""
-        self.proxy.heal()
-        self.proxy.release()
-        self.proxy.cut_all()
+        self.redis.heal()
+        self.redis.release()
+        self.redis.cut_all()
         wanted = self.publisher.confirmed - self.publisher.revoked
         unsettled, end, stalled = wanted, monotonic() + DRAIN, monotonic() + STALLED
         while True:
             waiting = self.publisher.count_unsettled()
-            dead = self.dead()
+            dead = self.find_dead()
             left = {one for one in wanted if one not in dead and self.inspect(one).state != "done"}
             if left:  # a task whose completion was not stored has succeeded
                 left -= {facts[0] for kind, *facts in self.events() if kind == "ended" and facts[-1] == "not stored"}
@@ -245,13 +264,18 @@ class Soak(rabbit.Soak):
         for process in self.consumers:
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
-        return []
 
-    def dead(self) -> Counter[str]:
+    def inspect(self, message_id: str) -> Any:
+        return self.gate.inspect(message_id, scope=SCOPE)
+
+    def events(self) -> Iterator[list[Any]]:
+        return read_events(self.raw, self.name)
+
+    def find_dead(self) -> Counter[str]:
         return Counter(facts[0] for kind, *facts in self.events() if kind == "dead")
 
-    def judged(self) -> rabbit.Judge:
-        return rabbit.Judge(each for each in self.events() if each[0] not in ("waited", "dead"))
+    def judged(self) -> Judge:
+        return Judge(each for each in self.events() if each[0] not in ("waited", "dead"))
 
     def growth(self) -> list[str]:
         """Return what grew by more than it may in the child that lived longest. Print all figures."""
@@ -260,7 +284,14 @@ class Soak(rabbit.Soak):
 
     def close(self) -> None:
         super().close()
+        self.publisher.close()
         self.wire.close()
+
+
+def restart(broker: Server) -> None:
+    broker.kill()
+    sleep(0.5)
+    broker.start()
 
 
 def list_children(pid: int) -> list[int]:
@@ -280,8 +311,7 @@ def measure(pid: int) -> dict[str, float]:
 
 
 @pytest.fixture
-def soak(store: str, namespace: str, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Soak]:
-    monkeypatch.setattr(rabbit, "CONSUMERS", WORKERS)
+def soak(store: str, namespace: str, tmp_path: Path, seed: int) -> Iterator[Soak]:
     with Server(tmp_path / "broker", *APPEND, "always") as broker:
         made = Soak(store, namespace, broker, tmp_path, seed)
         yield made
@@ -291,14 +321,11 @@ def soak(store: str, namespace: str, tmp_path: Path, seed: int, monkeypatch: pyt
 @pytest.mark.timeout(0)
 @pytest.mark.slow
 def test_no_task_is_lost_and_each_second_effect_has_a_documented_reason(soak: Soak, seed: int) -> None:
-    faults = plan(seed, SECONDS, LANES)
-    print(f"\nseed {seed}: {sum(map(len, faults.values()))} faults within {SECONDS:g} s")
     # When workers, their children, the broker and connections fail at random under a steady load
-    soak.run(faults, SECONDS)
-    soak.drain()
+    soak.run(SECONDS)
     # Then each task had its effect, or failed for the last time
     # And no effect follows the recorded completion, and each effect before it has a documented reason
-    sent, dead, judge = soak.publisher, soak.dead(), soak.judged()
+    sent, dead, judge = soak.publisher, soak.find_dead(), soak.judged()
     records = {message_id: soak.inspect(message_id) for message_id in sorted(sent.confirmed)}
     assert set(judge.effects) <= sent.confirmed, seed
     dropped = {one for one in sent.revoked if not judge.effects.get(one) and records[one].state != "done"}
