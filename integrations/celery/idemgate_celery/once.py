@@ -86,7 +86,9 @@ class OnceTask(BaseTask):
 
     @functools.cached_property
     def _visibility(self) -> Visibility:
-        return Visibility(self.app)
+        app: Any = self.app  # whose tasks share a connection
+        found: Visibility = vars(app).setdefault("_idemgate_visibility", Visibility(app))
+        return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task once per key. Celery calls this in a worker; `task(...)` and `task.apply(...)` do, too."""
