@@ -104,6 +104,24 @@ async def test_a_failed_message_is_hidden_for_its_delay(gate: Gate, make_queue: 
     assert 590 < hidden_for(queue)[0] <= 600
 
 
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_handler_that_raises_a_cancellation_has_failed(
+    gate: Gate, make_queue: Any, make_consumer: Any, kind: str
+) -> None:
+    queue = make_queue()
+    queue.send("one", id="a")
+
+    def fail(message: SqsMessage) -> None:
+        raise asyncio.CancelledError
+
+    async def fail_async(message: SqsMessage) -> None:
+        fail(message)
+
+    async with running(make_consumer(queue, fail if kind == "sync" else fail_async, backoff="10m")):
+        await eventually(lambda: gate.counters["consumer.failed"])
+    assert 590 < hidden_for(queue)[0] <= 600
+
+
 async def test_a_delay_ends_with_the_visibility_that_sqs_allows(
     gate: Gate, make_queue: Any, make_consumer: Any
 ) -> None:
