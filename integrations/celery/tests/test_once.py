@@ -308,6 +308,26 @@ def test_a_task_of_django_is_enqueued_on_commit(
 # -- enqueue once -----------------------------------------------------------------------------------------------------
 
 
+def test_delay_once_returns_the_result_of_a_task_that_failed_before_it_was_recorded(
+    app: Celery, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task(name="charge", once="{order}")
+    def charge(order: str) -> None: ...
+
+    enqueue = charge.apply_async
+
+    def enqueue_and_fail(args: Any, kwargs: Any, **options: Any) -> Any:
+        result = enqueue(args, kwargs, **options)
+        charge._forget_queued(result.id, args, kwargs)  # as a worker does that was quick
+        return result
+
+    monkeypatch.setattr(charge, "apply_async", enqueue_and_fail)
+    first = charge.delay_once("o1")
+    assert charge.delay_once("o1").id == first.id
+    with app.connection_for_read() as connection:
+        assert connection.default_channel.client.llen("celery") == 2
+
+
 def test_delay_once_enqueues_the_first_and_returns_its_result(app: Celery, gate: Gate, work: Work) -> None:
     ran: list[str] = []
 
