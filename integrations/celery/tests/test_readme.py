@@ -52,7 +52,9 @@ def test_the_blocks_run(store: str, broker: str, close: Callable[[Any], None]) -
 @pytest.mark.slow
 @pytest.mark.timeout(MINUTES * 60)
 @pytest.mark.parametrize("version", ["", "==5.5.0"])
-def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path, store: str, broker: str, version: str) -> None:
+def test_the_first_block_runs_in_an_empty_environment(
+    tmp_path: Path, store: str, broker: str, namespace: str, version: str
+) -> None:
     uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     built = wheels.build(tmp_path / "wheels", "idemgate-celery", "idemgate-redis")
     assert INSTALL.startswith('pip install . ./integrations/celery "celery[redis]" ')
@@ -61,7 +63,8 @@ def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path, store: str
     run(
         uv, "pip", "install", "--quiet", "--python", scripts / "python", *built, f"celery[redis]{version}", cwd=tmp_path
     )
-    (tmp_path / "shop.py").write_text(connect(BLOCKS[0], store, broker))
+    program = connect(BLOCKS[0], store, broker).replace('namespace="shop"', f'namespace="{namespace}"')
+    (tmp_path / "shop.py").write_text(program)
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     assert COMMANDS == "celery -A shop worker &\npython shop.py\n"
     with (tmp_path / "log").open("wb") as log:
