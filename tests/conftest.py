@@ -43,7 +43,7 @@ PASSWORD = "c4n4ry-p455w0rd"
 _numbers = itertools.count()
 # How long an example takes is the machine's affair: no test measures time.
 settings.register_profile(
-    "idemgate", deadline=None, database=None, max_examples=int(os.environ.get("IDEMGATE_EXAMPLES", "20"))
+    "idemgate", deadline=None, database=None, max_examples=int(os.environ.get("IDEMGATE_EXAMPLES", "10"))
 )
 settings.load_profile("idemgate")
 

@@ -34,8 +34,8 @@ class Server:
             f"dataDir={folder / 'data'}\nclientPortAddress=127.0.0.1\nclientPort={port}\n"
         )
         environment = {
-            **os.environ, "ZOO_LOG_DIR": str(folder), "ZOOCFGDIR": str(folder), "SERVER_JVMFLAGS": "-Xmx128m",
-            "JMXDISABLE": "true",
+            **os.environ, "ZOO_LOG_DIR": str(folder), "ZOOCFGDIR": str(folder), "JMXDISABLE": "true",
+            "SERVER_JVMFLAGS": "-Xmx128m -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
         }  # fmt: skip
         with (folder / "out").open("wb") as out:
             command = ["bash", str(script), "start-foreground", str(config)]
