@@ -58,16 +58,19 @@ class HandlerBridge:
         return _ask(port, {"call": message_id, "body": base64.b64encode(body).decode()})
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answer: dict[str, Any]
         try:
-            request = json.loads(await reader.readline())
-            answer = {"result": await self._answer(request)}
+            answer = await self._run(reader)
+            with suppress(OSError):  # the worker process was killed
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        finally:  # also if the test ends while the handler runs
+            writer.close()
+
+    async def _run(self, reader: asyncio.StreamReader) -> dict[str, Any]:
+        try:
+            return {"result": await self._answer(json.loads(await reader.readline()))}
         except Exception as error:  # noqa: BLE001 - the worker process gets it
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        with suppress(OSError):  # the worker process was killed
-            writer.write(json.dumps(answer).encode() + b"\n")
-            await writer.drain()
-        writer.close()
+            return {"error": f"{type(error).__name__}: {error}"}
 
     async def _answer(self, request: dict[str, str]) -> Any:
         if "count" in request:
