@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,7 +41,8 @@ def running_tansu(folder: Path, port: int | None = None, advertised_port: int | 
         assert process.poll() is None, f"Tansu ended with {process.returncode}"
         yield f"127.0.0.1:{port}"
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
