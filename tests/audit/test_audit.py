@@ -33,6 +33,8 @@ from idemgate.topics.reshard import ReshardProgress
 from tests.audit.mending import execute, is_command, run_commands
 from tests.messages import pack_message, unpack_message
 
+pytestmark = pytest.mark.one_in(5)
+
 Plant = Callable[["Hand"], object]
 
 

@@ -149,6 +149,7 @@ def test_what_lies_in_the_current_directory_is_not_imported(tmp_path: Path) -> N
 
 
 @linux
+@pytest.mark.slow
 def test_ctrl_c_ends_everything(start: Any) -> None:
     # Given a demo in full swing
     demo = start("demo", "--subscribers", "2", NO_COLOR="1")

@@ -68,6 +68,7 @@ def test_the_first_call_runs_the_command_and_a_later_one_says_so(once: Once, the
     ],
     ids=["failed", "killed", "not found", "not executable"],
 )
+@pytest.mark.one_in(3)
 def test_the_exit_code_is_passed_on_and_a_failure_releases_the_key(
     once: Once, theirs: Gate, command: tuple[str, ...], expected: int
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_wrong_command_line_ends_with_2(
     assert problem in err
 
 
+@pytest.mark.slow
 def test_a_key_is_printed_escaped(once: Once) -> None:
     key = "k\x1b[31m\n"
     assert once(key, "--", "true").end()[0] == 0

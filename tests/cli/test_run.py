@@ -105,6 +105,7 @@ def test_subscribers_run_beside_the_worker(start: Any, shop: str, raw: Any, name
     assert (code, "Traceback" in err) == (0, False)
 
 
+@pytest.mark.slow
 def test_a_thread_that_does_not_end_does_not_keep_the_process(start: Any, shop: str, theirs: Any) -> None:
     # Given a handler that never returns
     theirs.topic("stuck").trigger("third")
@@ -120,7 +121,9 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process(start: Any, shop: 
     assert theirs.topic("stuck").stats().in_flight == 1
 
 
-@pytest.mark.parametrize(("where", "group"), [("redis", "workers"), ("shop.app:crew", "crew")])
+@pytest.mark.parametrize(
+    ("where", "group"), [("redis", "workers"), pytest.param("shop.app:crew", "crew", marks=pytest.mark.slow)]
+)
 def test_workers_may_divide_the_slots(start: Any, shop: str, theirs: Any, where: str, group: str) -> None:
     # Given a worker that is a member, of the usual group or the program's own
     worker = start("run", shop, "--topic", "orders", "--membership", where)
@@ -237,7 +240,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"idemgate {version('idemgate-redis')}\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_server_in_the_foreground(start: Any, tmp_path: Path, number: signal.Signals) -> None:
     # Given a server that keeps its data
     server = start("server", "data")
@@ -279,7 +282,9 @@ def scanned(tmp_path: Path, url: str, namespace: str) -> None:
     (tmp_path / "shopapp/__main__.py").write_text("raise SystemExit('this is the program')\n")
 
 
-@pytest.mark.parametrize("words", [["--scan", "shopapp"], ["shopapp.settings", "--scan", "shopapp"]])
+@pytest.mark.parametrize(
+    "words", [pytest.param(["--scan", "shopapp"], marks=pytest.mark.slow), ["shopapp.settings", "--scan", "shopapp"]]
+)
 def test_listeners_of_a_package_are_found_for_the_default_gate(
     start: Any, scanned: None, theirs: Any, words: list[str]
 ) -> None:
@@ -290,6 +295,7 @@ def test_listeners_of_a_package_are_found_for_the_default_gate(
     assert worker.end()[0] == 0
 
 
+@pytest.mark.slow
 def test_a_scan_names_the_folders_that_it_skips(scanned: None, tmp_path: Path) -> None:
     # Given folders with a module and without __init__.py, one inside a sub-package, and folders without modules
     for folder in ("scripts", "listeners/deep", "static", "templates.d"):
@@ -305,6 +311,7 @@ def test_a_scan_names_the_folders_that_it_skips(scanned: None, tmp_path: Path) -
     assert folders == [repr(str(tmp_path / "shopapp/listeners/deep")), repr(str(tmp_path / "shopapp/scripts"))]
 
 
+@pytest.mark.slow
 def test_a_module_with_one_gate_needs_no_name(start: Any, shop: str, theirs: Any) -> None:
     theirs.topic("orders").trigger("first", 0)
     worker = start("run", "shop.app")

@@ -23,6 +23,8 @@ from idemgate.testing import Clock
 from tests.conftest import Face
 from tests.dedup.dedup_calls import calls_of
 
+pytestmark = pytest.mark.one_in(5)
+
 WINDOW = 3_600_000
 """ms. Long, since the server expires a page by its own clock."""
 START = 1_700_000_000.0

@@ -25,6 +25,8 @@ from tests.conftest import Face
 from tests.dedup.dedup_calls import calls_of
 from tests.for_each import for_each
 
+pytestmark = pytest.mark.one_in(5)
+
 WINDOW = 3_600_000
 """ms. Long, since the server expires a page by its own clock."""
 

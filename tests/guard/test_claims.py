@@ -23,6 +23,8 @@ from idemgate.testing import Clock
 from tests.claims import claims_of
 from tests.waiting import eventually, subscribed
 
+pytestmark = pytest.mark.one_in(3)
+
 Stored = Callable[[], dict[bytes, bytes]]
 
 

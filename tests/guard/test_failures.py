@@ -20,6 +20,8 @@ from idemgate.errors import (
 )
 from idemgate.testing import Clock
 
+pytestmark = pytest.mark.one_in(5)
+
 
 def failing(*errors: BaseException | None) -> tuple[list[int], Callable[[str], str]]:
     """A function that raises each of these in turn (None: returns), and the list of the attempts it made."""

@@ -20,6 +20,8 @@ from idemgate import Gate, InvalidArgument
 from idemgate.subscribers.callback import Callback
 from idemgate.worker.handler import build_run, build_run_async
 
+pytestmark = pytest.mark.one_in(5)
+
 ran: list[str] = []
 
 

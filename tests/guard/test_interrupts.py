@@ -20,6 +20,8 @@ from idemgate.errors import NoCurrentExecution
 from idemgate.guard.current import set_current
 from tests.guard.interrupts import Interrupter, Stopped, TimeUp
 
+pytestmark = pytest.mark.one_in(3)
+
 RESULT = {"charged": [1, 2.5, (3, "x")]}
 
 

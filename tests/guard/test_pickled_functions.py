@@ -147,7 +147,7 @@ def fail(k: str) -> None:
     }[k] from ValueError("cause")
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_guarded_functions_run_in_a_pool_and_their_errors_come_back(method: str) -> None:
     with ProcessPoolExecutor(1, get_context(method)) as pool:
@@ -295,6 +295,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_functions_of_a_program_pass_to_its_own_child_processes(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(SPAWN)
     program = [sys.executable, str(tmp_path / "program.py")]

@@ -33,6 +33,8 @@ from tests.faults import broken
 from tests.guard.conftest import Wire, ask_for_plain
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.one_in(3)
+
 CLAIM, DONE = 192, (245, 246, 247)
 """The first bytes of the records."""
 MARK_SIZE = 23

@@ -12,6 +12,8 @@ import pytest
 
 from idemgate import Gate, InvalidArgument, current
 
+pytestmark = pytest.mark.one_in(3)
+
 
 async def result_of(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value

@@ -19,6 +19,8 @@ from idemgate.testing import Clock
 from idemgate.testing.proxy import Proxy
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.one_in(3)
+
 COMPLETE = script("guard/complete").sha
 LEASE = {"lease": "1s", "scope": "pay"}
 

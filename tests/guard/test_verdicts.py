@@ -39,6 +39,8 @@ from idemgate.testing import Clock
 from idemgate.types import Outcome
 from tests.for_each import for_each
 
+pytestmark = pytest.mark.one_in(3)
+
 
 class Declined(Exception):
     pass

@@ -16,6 +16,8 @@ from idemgate.errors import ResultTimeout
 from idemgate.testing import Clock
 from tests.claims import claims_of
 
+pytestmark = pytest.mark.one_in(3)
+
 
 async def listening(raw: Any, gate: Gate, key: str) -> None:
     """Return once a client listens for the end of that key of scope "s"."""

@@ -42,6 +42,8 @@ from tests.operate.test_status import serve  # noqa: E402
 from tests.operate.test_verbs import CHANGES, HELD, READS, SCANNING, Case, acts, words_of  # noqa: E402
 from tests.waiting import wait_until  # noqa: E402
 
+pytestmark = pytest.mark.one_in(3)
+
 MAY_ALL = Access("ann@example.com", "all")
 CSRF = {"x-idemgate": "1"}
 Ask = Callable[..., Any]

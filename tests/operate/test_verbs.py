@@ -41,6 +41,8 @@ from tests.messages import pack_message
 from tests.operate.conftest import Command
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.one_in(3)
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -40,6 +40,8 @@ from idemgate.topics.slots import open_topic, stored_policy
 from tests.claims import claims_of
 from tests.dedup.dedup_calls import calls_of
 
+pytestmark = pytest.mark.one_in(3)
+
 # -- what each role is for works --------------------------------------------------------------------------------------
 
 

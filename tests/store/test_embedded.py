@@ -197,6 +197,7 @@ def test_it_outlives_the_thread_that_started_it(program: str) -> None:
 
 
 @one_program
+@pytest.mark.slow
 def test_ctrl_c_in_the_terminal_does_not_end_it(program: str) -> None:
     # Given a process, leader of its group, that drains when it is interrupted
     then = """
@@ -424,6 +425,7 @@ def test_a_killed_supervisor_takes_its_server_along(
 
 @one_program
 @pytest.mark.parametrize("name", ["data", "long" * 25], ids=["inside", "sockets elsewhere"])
+@pytest.mark.slow
 def test_a_copied_directory_gets_its_own_server(program: str, name: str, tmp_path: Path) -> None:
     data, copied = tmp_path / name, tmp_path / f"copied-{name}"
     with embedded.start(str(data)) as original:

@@ -24,6 +24,8 @@ from idemgate.testing.proxy import Proxy
 from tests.cluster import running, unused_ports, wait_for
 from tests.for_each import for_each
 
+pytestmark = pytest.mark.one_in(3)
+
 SECRET = "s3cr3t"
 
 # -- URLs -------------------------------------------------------------------------------------------------------------

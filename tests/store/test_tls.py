@@ -21,6 +21,8 @@ from idemgate.store.embedded.server import find_server
 from idemgate.store.url import endpoint_from_url
 from tests.cluster import running, unused_ports, wait_for
 
+pytestmark = pytest.mark.one_in(3)
+
 
 class Tls(NamedTuple):
     """A server that speaks TLS only and wants to know who calls; its certificate is for "localhost", of our CA."""

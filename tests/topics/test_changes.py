@@ -13,6 +13,8 @@ from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.testing import Clock
 from idemgate.topics.messages import Peek
 
+pytestmark = pytest.mark.one_in(3)
+
 At = Callable[[float], datetime]
 NOTHING = Peek(pending=None, due_at=None, in_flight=None, token=None, lease_until=None)
 

@@ -11,6 +11,8 @@ import pytest
 from idemgate import Gate
 from tests.conftest import Face
 
+pytestmark = pytest.mark.one_in(3)
+
 Run = Callable[[Any], Any]
 
 

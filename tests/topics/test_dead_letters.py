@@ -19,6 +19,8 @@ from tests.for_each import for_each
 from tests.messages import pack_message
 from tests.scripts.states import MESSAGE
 
+pytestmark = pytest.mark.one_in(5)
+
 
 async def _bury(topic: Any, n: int = 1000, reason: str = "no") -> None:
     """Buries whatever is due, `n` at most."""

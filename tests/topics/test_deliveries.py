@@ -16,6 +16,8 @@ from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Forward
 from idemgate.topics.topic_calls import TopicCalls
 
+pytestmark = pytest.mark.one_in(3)
+
 At = Callable[[float], datetime]
 
 

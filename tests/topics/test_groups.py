@@ -12,6 +12,8 @@ from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 from tests.waiting import subscribed
 
+pytestmark = pytest.mark.one_in(5)
+
 
 async def keys_taken(topic: Any, n: int = 100) -> list[str]:
     return [delivery.key for delivery in await topic.take(n)]

@@ -12,6 +12,8 @@ import pytest
 from idemgate import Gate, Trigger
 from idemgate.testing import Clock
 
+pytestmark = pytest.mark.one_in(5)
+
 
 class Crashed(Exception):
     """Stands for the end of the process after the triggers."""
@@ -169,6 +171,7 @@ credit("event-1", 5)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_between_a_trigger_and_its_completion_counts_once(
     url: str, namespace: str, gate: Gate, clock: Clock
 ) -> None:

@@ -17,6 +17,8 @@ from idemgate.topics.triggers import _expand
 from tests.for_each import for_each
 from tests.topics.conftest import scripts_run
 
+pytestmark = pytest.mark.one_in(3)
+
 Dumps = Callable[[], dict[bytes, bytes]]
 LARGE = "x" * 50_000
 """Two of them are less than `MAX_CALL_BYTES`, three are more."""

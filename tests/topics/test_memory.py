@@ -16,6 +16,8 @@ from idemgate.testing import Clock
 from tests.conftest import Face
 from tests.dedup.dedup_calls import calls_of
 
+pytestmark = pytest.mark.one_in(3)
+
 Dumps = Callable[[], dict[bytes, bytes]]
 
 

@@ -13,6 +13,8 @@ from idemgate.errors import DecodeError
 from idemgate.testing import Clock
 from idemgate.topics.merge import NAMES
 
+pytestmark = pytest.mark.one_in(3)
+
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 

@@ -37,6 +37,8 @@ from idemgate.topics.messages import Taken, moment
 from idemgate.topics.topic_calls import TopicCalls
 from tests.topics.model import NEVER, Letter, Model, Rules
 
+pytestmark = pytest.mark.one_in(3)
+
 WEIGHTS = {
     "trigger": 10, "take": 3, "wait_and_take": 6, "settle": 9, "turn": 3, "extend": 1, "cancel": 1, "bury": 1,
     "reschedule": 1, "flush": 1, "flush_all": 1, "exhume": 3, "load": 1, "time": 5, "again": 4, "pause": 1,

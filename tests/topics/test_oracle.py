@@ -23,6 +23,8 @@ from idemgate.testing import Clock
 from idemgate.topics.merge import NAMES
 from tests.topics.oracle import APPEND_CAP, Delivered, deliveries
 
+pytestmark = pytest.mark.one_in(5)
+
 FILE = Path(__file__).parents[1] / "data" / "repo-changes.ndjson.gz"
 TIMINGS: dict[str, dict[str, float]] = {
     "window 60 s": {"window": 60},

@@ -12,6 +12,8 @@ from idemgate.testing import Clock
 from idemgate.topics.merge import NAMES
 from tests.conftest import Face
 
+pytestmark = pytest.mark.one_in(5)
+
 LARGE = "x" * 2_000
 
 

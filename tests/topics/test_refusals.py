@@ -21,6 +21,8 @@ from tests.conftest import Awaited
 from tests.for_each import for_each
 from tests.messages import pack_message
 
+pytestmark = pytest.mark.one_in(5)
+
 NAN = float("nan")
 Dumps = Callable[[], dict[bytes, bytes]]
 

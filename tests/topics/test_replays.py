@@ -21,6 +21,8 @@ from idemgate.topics.reshard import _close, _Entry, _list_replies, _load, _of_sl
 from idemgate.topics.topic_calls import TopicCalls
 from tests.scripts.states import MESSAGE
 
+pytestmark = pytest.mark.one_in(5)
+
 Dumps = Callable[[], dict[bytes, bytes]]
 
 

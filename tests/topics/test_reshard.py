@@ -18,6 +18,8 @@ from idemgate.topics.reshard import ReshardProgress, plan_reshard
 from tests.conftest import Awaited, Face
 from tests.for_each import for_each
 
+pytestmark = pytest.mark.one_in(3)
+
 KEYS = [f"k{i}" for i in range(40)]
 CHANGES = [(1, 2), (2, 8), (8, 2), (4, 1), (16, 16)]
 
@@ -260,6 +262,7 @@ async def test_two_at_once_do_no_harm(gate: Gate, other: Gate, clock: Clock) -> 
     assert topic.policy.slots == 8
 
 
+@pytest.mark.slow
 async def test_one_that_slept_through_its_change_and_the_way_back_does_nothing(
     gate: Gate, other: Gate, clock: Clock, conserved: Any
 ) -> None:

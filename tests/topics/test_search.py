@@ -14,6 +14,8 @@ from tests.exhaustive import choose_depth
 from tests.faults import broken
 from tests.topics.search import SCOPES, Search, Violation
 
+pytestmark = pytest.mark.one_in(3)
+
 DEPTH = choose_depth(6, 7, 9)  # one more takes about three times as long
 
 

@@ -20,6 +20,8 @@ from idemgate.topics.reshard import plan_reshard
 from idemgate.topics.topic import AioTopic, Topic
 from tests.conftest import Awaited, Face
 
+pytestmark = pytest.mark.one_in(5)
+
 KEYS = [f"k{i}" for i in range(24)]
 
 

@@ -18,6 +18,8 @@ from idemgate.types import StoredVersion
 from tests.topics.conftest import scripts_run
 from tests.waiting import subscribed
 
+pytestmark = pytest.mark.one_in(3)
+
 At = Callable[[float], datetime]
 
 

@@ -12,6 +12,8 @@ from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock
 from idemgate.topics.deliveries import Settlement
 
+pytestmark = pytest.mark.one_in(3)
+
 At = Callable[[float], datetime]
 
 

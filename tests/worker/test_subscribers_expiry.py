@@ -172,6 +172,7 @@ async def test_of_all_processes_one_acts(processes: Any, raw: Any, eventually: A
     assert sorted(raw.lrange("handled", 0, -1)) == sorted(b"session:%d" % number for number in range(40))
 
 
+@pytest.mark.slow
 async def test_a_killed_process_loses_nothing(processes: Any, raw: Any, eventually: Any) -> None:
     # Given three processes in gate.run(), of which one is killed while keys expire
     await eventually(lambda: raw.pubsub_numsub(CHANNEL)[0][1] == 3, 30)

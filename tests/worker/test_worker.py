@@ -18,6 +18,8 @@ from idemgate.topics.messages import Delivery
 from idemgate.worker.worker import Worker
 from tests.messages import pack_message, unpack_message
 
+pytestmark = pytest.mark.one_in(3)
+
 
 class Handled:
     """Deliveries as a handler saw them."""

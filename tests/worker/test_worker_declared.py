@@ -18,6 +18,8 @@ from idemgate.testing import Clock
 from idemgate.worker import consumer
 from idemgate.worker.worker import Worker
 
+pytestmark = pytest.mark.one_in(3)
+
 Declare = Callable[[Gate], Awaitable[Any]]
 
 

@@ -14,6 +14,8 @@ from idemgate.worker import places
 from idemgate.worker import worker as worker_module
 from idemgate.worker.worker import Worker
 
+pytestmark = pytest.mark.one_in(3)
+
 SLOW, QUICK = "slow", "quick"
 
 

@@ -10,6 +10,8 @@ import pytest
 from idemgate import Gate, PartialFailure
 from idemgate.testing import Clock
 
+pytestmark = pytest.mark.one_in(3)
+
 
 def _returns(failed: PartialFailure) -> PartialFailure:
     return failed

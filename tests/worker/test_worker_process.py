@@ -113,7 +113,7 @@ def topic(url: str, namespace: str) -> Iterator[Any]:
         yield gate.topic("t")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_lets_what_runs_finish(
     topic: Any, program: Callable[..., Program], number: signal.Signals, record_fault: Callable[..., None]
 ) -> None:
@@ -170,7 +170,7 @@ def test_two_signals_within_a_second_are_one(
     record_fault(ENDED, 1, promises="P7 P11", lost=0)
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(
     topic: Any,
     program: Callable[..., Program],
@@ -193,7 +193,7 @@ def test_a_second_signal_ends_it_at_once(
     record_fault(ENDED, 1, promises="P7 P11", lost=0)
 
 
-@pytest.mark.parametrize(("grace", "signals"), [("100ms", 1), ("1h", 2)])
+@pytest.mark.parametrize(("grace", "signals"), [("100ms", 1), pytest.param("1h", 2, marks=pytest.mark.slow)])
 def test_a_handler_that_swallows_its_cancellation_does_not_keep_the_process(
     topic: Any, program: Callable[..., Program], grace: str, signals: int, record_fault: Callable[..., None]
 ) -> None:

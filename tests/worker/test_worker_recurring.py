@@ -13,6 +13,8 @@ from idemgate.testing import Clock
 from idemgate.topics.recurring import build_recurring
 from idemgate.worker.worker import Worker
 
+pytestmark = pytest.mark.one_in(3)
+
 
 def at(*fields: int) -> datetime:
     return datetime(*fields, tzinfo=UTC)  # type: ignore[misc, arg-type]

@@ -77,6 +77,7 @@ def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path) -> None:
     assert found == PRINTED
 
 
+@pytest.mark.slow
 def test_the_example_prints_what_happened() -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(HERE / "example.py")],
@@ -102,6 +103,7 @@ def test_the_readme_names_each_counter_and_log_event() -> None:
     assert [name for name in names if f"`{name}" not in README] == []
 
 
+@pytest.mark.slow
 def test_the_package_needs_no_client(tmp_path: Path) -> None:
     # The runtime of Lambda has boto3, and a function without a client needs none
     blocked = "import sys; sys.modules.update(boto3=None, botocore=None, aiobotocore=None); import idemgate_aws"

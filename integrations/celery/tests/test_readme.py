@@ -81,6 +81,7 @@ def test_the_first_block_runs_in_an_empty_environment(
     assert (tmp_path / "log").read_text().count("charging o1") == 1
 
 
+@pytest.mark.slow
 def test_the_example_shows_what_happened() -> None:
     lines = run(sys.executable, FOLDER / "example.py").splitlines()
     assert [line for line in lines if line.startswith("charging")] == ["charging o1", "charging o2", "charging o3"]

@@ -60,6 +60,7 @@ def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path, nats_serve
     assert run_program(python, tmp_path, nats_server.url, env=env) == EXPECTED
 
 
+@pytest.mark.slow
 def test_the_example_prints_what_happened(nats_server: Any) -> None:
     lines = run(sys.executable, "-W", "error", HERE / "example.py", nats_server.url).splitlines()
     assert lines.count("billing order 7") == 1

@@ -22,6 +22,8 @@ from idemgate_http.wsgi import IdempotencyKeyWSGI
 from idemgate import Gate
 from tests.for_each import for_each
 
+pytestmark = pytest.mark.one_in(3)
+
 SECRET = "whsec_test"
 EVENT = json.dumps({"id": "evt_1", "object": "event"})
 

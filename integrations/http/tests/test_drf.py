@@ -31,6 +31,8 @@ from idemgate.testing import Clock
 from integrations.http.tests.apps import setup_django
 from integrations.http.tests.conftest import ESCAPED, FORGED, QUOTED, logged
 
+pytestmark = pytest.mark.one_in(3)
+
 setup_django()
 REST = {
     "DEFAULT_AUTHENTICATION_CLASSES": [],

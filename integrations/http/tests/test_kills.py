@@ -78,6 +78,7 @@ def shop(request: pytest.FixtureRequest, store: str, gate: Gate, clock: Clock, t
             process.terminate()
 
 
+@pytest.mark.slow
 def test_of_a_request_whose_server_is_killed_the_retry_gets_the_answer(shop: Shop) -> None:
     expected: dict[str, int] = {}
     answers: dict[str, str] = {}

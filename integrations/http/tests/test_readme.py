@@ -151,6 +151,7 @@ def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path) -> None:
     print(f"{time.monotonic() - began:.1f} s from the checkout to both answers")
 
 
+@pytest.mark.slow
 def test_the_example_prints_what_happened() -> None:
     lines = run(sys.executable, "-W", "error", HERE / "example.py").splitlines()
     assert lines[0].startswith("anna key=order-7 amount=5: 201 {'payment': 1} ['set-cookie']")

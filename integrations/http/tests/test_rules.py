@@ -17,6 +17,8 @@ from idemgate_http.webhooks import GitHub
 from integrations.http.tests.apps import Answer, Call
 from integrations.http.tests.conftest import ESCAPED, FACES, QUOTED, Client, Effects, logged
 
+pytestmark = pytest.mark.one_in(3)
+
 Serve = Callable[..., Client]
 
 

@@ -14,6 +14,8 @@ from idemgate import Gate
 from integrations.http.tests.apps import Answer
 from integrations.http.tests.conftest import Client, Effects
 
+pytestmark = pytest.mark.one_in(3)
+
 Serve = Callable[..., Client]
 
 

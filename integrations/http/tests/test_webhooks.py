@@ -33,6 +33,8 @@ from integrations.http.tests.apps import Answer
 from integrations.http.tests.conftest import Client, Effects
 from tests.for_each import for_each
 
+pytestmark = pytest.mark.one_in(3)
+
 AT = 1_700_000_000
 STANDARD = new_secret()
 

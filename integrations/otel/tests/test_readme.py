@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 FOLDER = Path(__file__).parents[1]
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -21,6 +23,7 @@ def test_the_blocks_run() -> None:
     found["gate"].close()
 
 
+@pytest.mark.slow
 def test_the_example_shows_the_links() -> None:
     run = subprocess.run(
         [sys.executable, str(FOLDER / "example.py")], capture_output=True, text=True, timeout=100, check=True

@@ -68,6 +68,7 @@ async def test_two(idemgate_gate, n):
     )
 
 
+@pytest.mark.slow
 def test_gates_of_a_program_are_overridden(run: Run) -> None:
     run(
         shop="""
@@ -115,6 +116,7 @@ async def test_async(n):
     )
 
 
+@pytest.mark.slow
 def test_on_a_server_of_the_environment_only_the_keys_of_the_test_are_deleted(
     run: Run, monkeypatch: pytest.MonkeyPatch, idemgate_gate: Gate, idemgate_url: str
 ) -> None:
@@ -141,6 +143,7 @@ def test_it(idemgate_gate, idemgate_override):
     assert sum(1 for _ in idemgate_gate.context.link.command("KEYS", "*")) == 1
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_before_a_test_uses_a_fixture(run: Run) -> None:
     run(
         "-p",
@@ -164,6 +167,7 @@ def test_with_the_clock(idemgate_clock):
     )
 
 
+@pytest.mark.slow
 def test_pytest_rewrites_no_assertion_of_idemgate(run: Run) -> None:
     # A plugin in the distribution of idemgate would let pytest compile all its modules anew
     assert "rewrites nothing" in run(
@@ -179,6 +183,7 @@ def test_it():
     )
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_leaves_nothing_to_the_next_one(run: Run) -> None:
     printed = run(
         fails=True,
@@ -200,6 +205,7 @@ def test_the_block_of_the_readme_runs(run: Run) -> None:
     assert "1 passed" in run(test_it="".join(BLOCKS))
 
 
+@pytest.mark.slow
 def test_the_example_runs() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "IDEMGATE_TEST_URL"}
     subprocess.run([sys.executable, FOLDER / "example.py"], check=True, timeout=100, env=environment)

@@ -16,6 +16,8 @@ from idemgate.testing import Clock
 from integrations.sql.tests.flavours import Flavour, Handle, on_postgresql, with_flavours
 from integrations.sql.tests.test_inbox import credit, forget, policy
 
+pytestmark = pytest.mark.one_in(3)
+
 
 class Stalled:
     """A body that stalls after its effect, in its first run only."""

@@ -38,6 +38,8 @@ from integrations.sql.tests.flavours import (
 from integrations.sql.tests.test_inbox import credit, forget
 from tests.guard.interrupts import Interrupter
 
+pytestmark = pytest.mark.one_in(3)
+
 
 async def test_a_commit_by_the_connection_is_refused(gate: Gate, flavour: Flavour, inbox: Any) -> None:
     async def body(db: Handle, key: str) -> None:

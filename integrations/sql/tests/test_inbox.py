@@ -15,6 +15,8 @@ from idemgate.testing import Clock
 from integrations.sql.tests.flavours import Flavour, Handle, run_now
 from tests.for_each import for_each
 
+pytestmark = pytest.mark.one_in(3)
+
 
 async def credit(db: Handle, key: str) -> dict[str, str]:
     await db.credit(key)

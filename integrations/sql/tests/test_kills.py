@@ -177,11 +177,13 @@ async def test_payments_killed_at_random_moments_are_credited_once(payments: Pay
         payments.kill_at_random(flush=number % 2 == 1)
 
 
+@pytest.mark.slow
 async def test_owners_that_stall_beyond_their_lease_credit_once(payments: Payments) -> None:
     for number in range(FEW):
         payments.stall(flush=number % 2 == 1)
 
 
+@pytest.mark.slow
 async def test_a_redelivery_of_a_topic_whose_worker_died_is_credited_once(payments: Payments) -> None:
     for place in ("before insert", "after commit", "before topics/settle"):
         payments.redeliver(place)

@@ -26,6 +26,8 @@ from integrations.sql.tests.flavours import (
     find_url,
 )
 
+pytestmark = pytest.mark.one_in(3)
+
 
 class Base(DeclarativeBase):
     """The models of this file."""

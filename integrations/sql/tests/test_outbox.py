@@ -19,6 +19,8 @@ from integrations.sql.tests.killed_relay import replace_execute
 from tests.for_each import for_each
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.one_in(3)
+
 
 @pytest.fixture
 def topic(gate: Gate) -> Any:

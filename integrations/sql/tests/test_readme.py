@@ -58,6 +58,7 @@ def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path) -> None:
     print(f"{time.monotonic() - began:.1f} s from the checkout to the output")
 
 
+@pytest.mark.slow
 def test_the_example_prints_what_happened() -> None:
     answers = [line.split(": ", 1) for line in run(sys.executable, "-W", "error", HERE / "example.py").splitlines()]
     assert [answer for _, answer in answers] == [

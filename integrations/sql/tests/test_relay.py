@@ -18,6 +18,8 @@ from integrations.sql.tests.flavours import Flavour, on_postgresql
 from integrations.sql.tests.killed_relay import replace_execute
 from integrations.sql.tests.test_outbox import _await, eventually, running, send, transaction
 
+pytestmark = pytest.mark.one_in(3)
+
 
 @contextmanager
 def another_gate(url: str, namespace: str, clock: Clock) -> Iterator[Gate]:

@@ -23,6 +23,8 @@ ENVIRONMENT = """
 from alembic import context
 from sqlalchemy import NullPool, create_engine
 
+pytestmark = pytest.mark.one_in(3)
+
 url = context.config.get_main_option("sqlalchemy.url")
 with create_engine(url, poolclass=NullPool).connect() as connection:
     context.configure(connection=connection)

@@ -26,6 +26,8 @@ from integrations.sql.tests.test_outbox import _await, eventually, running
 from integrations.sql.tests.test_relay import take_payloads, write_refused
 from tests.postgres import Postgres
 
+pytestmark = pytest.mark.one_in(3)
+
 
 async def run_twice(gate: Gate, flavour: Flavour, inbox: Any) -> None:
     """Run a key, lose its record, and run it again."""

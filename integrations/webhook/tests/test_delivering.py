@@ -17,6 +17,8 @@ from standardwebhooks.webhooks import Webhook
 from idemgate import AlreadyInProgress, Gate
 from idemgate.testing import Clock
 
+pytestmark = pytest.mark.one_in(3)
+
 PAUSES = [15, 15, 30, 180, 600, 1200, 1800, 3600, 10_800, 21_600, 86_400]
 Respond = Callable[..., bytes]
 

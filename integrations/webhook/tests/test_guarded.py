@@ -14,6 +14,8 @@ from idemgate_webhook import AddressRefused, Guarded
 
 from tests.for_each import for_each
 
+pytestmark = pytest.mark.one_in(3)
+
 HERE = ["127.0.0.1"]
 
 

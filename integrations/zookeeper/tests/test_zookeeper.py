@@ -86,6 +86,7 @@ async def test_members_divide_the_slots_and_hand_them_over(join: Join, raw: Any,
 
 
 @pytest.mark.parametrize("request_name", ["ensure_path_async", "get_children_async", "create_async"])
+@pytest.mark.slow
 async def test_a_connection_that_is_lost_while_it_joins_does_not_end_it(
     join: Join, monkeypatch: pytest.MonkeyPatch, request_name: str
 ) -> None:
@@ -105,6 +106,7 @@ async def test_a_connection_that_is_lost_while_it_joins_does_not_end_it(
     assert next(asked) > 2
 
 
+@pytest.mark.slow
 async def test_an_error_that_stays_ends_the_first_announcement_at_once(
     join: Join, raw: Any, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
@@ -124,6 +126,7 @@ async def test_an_error_that_stays_ends_the_first_announcement_at_once(
     assert asked.count(f"{path}/members") == 1
 
 
+@pytest.mark.slow
 async def test_little_moves_and_the_generation_rises(join: Join) -> None:
     hands = [await join(), await join(), await join()]
     await eventually(lambda: divided(*hands))
@@ -156,6 +159,7 @@ async def test_a_slot_moves_when_it_is_drained(join: Join) -> None:
     await eventually(lambda: new.assigned == moving)
 
 
+@pytest.mark.slow
 async def test_a_slot_that_is_not_drained_is_seized_after_the_grace_time(join: Join, gate: Gate) -> None:
     old = await join(busy=True)
     await eventually(lambda: old.assigned == ALL)
@@ -224,6 +228,7 @@ async def test_the_slots_of_the_killed_are_taken_within_the_bound(join: Join, ch
     assert TTL / 2 < monotonic() - killed < TTL + TTL / 3 + 2 * TICK
 
 
+@pytest.mark.slow
 async def test_the_frozen_lose_their_slots_and_come_back(join: Join, child: Child) -> None:
     while await child.says() != ALL:
         pass
@@ -270,6 +275,7 @@ async def test_a_server_that_is_away_at_the_start_is_an_error() -> None:
         await ZooKeeperMembership(gate, "127.0.0.1:1").run(asyncio.Event(), {"t": 1})
 
 
+@pytest.mark.slow
 async def test_a_path_that_is_not_ours_is_refused(server: Any, gate: Gate, raw: Any, path: str) -> None:
     raw.ensure_path(f"{path}/held")
     raw.create(f"{path}/members", acl=[make_acl("world", "anyone", read=True)])
@@ -286,6 +292,7 @@ def test_bad_input_is_named(gate: Gate, options: dict[str, Any], name: str) -> N
         ZooKeeperMembership(gate, **{"hosts": "localhost:2181", **options})
 
 
+@pytest.mark.slow
 async def test_the_example_runs_as_it_stands(server: Any) -> None:
     example = Path(__file__).parents[1] / "example.py"
     process = await asyncio.create_subprocess_exec(
