@@ -160,8 +160,8 @@ class Heartbeat(LeaseRenewal):
     def _stop_hung_run(self) -> None:
         """Let the lease of a run end that takes longer than `max_run`."""
         self._context.heartbeat.remove(self)
-        self._execution.lose()
         self._context.counters.add("once.max_run_exceeded")
+        self._execution.lose()
         facts = log_facts(self._grant.request)
         log.error("once.max_run_exceeded scope=%r key=%r", *facts.values(), extra=facts)
         note_run(self._context, self._grant.request, self._grant.reply, "max_run_exceeded")
