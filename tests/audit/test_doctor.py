@@ -23,6 +23,8 @@ from idemgate.store.nodes import Server
 from tests import cluster as servers
 from tests.for_each import for_each
 
+pytestmark = pytest.mark.one_in(3)
+
 SOUND = ("--appendonly", "yes", "--appendfsync", "everysec")
 OLD = tuple(map(int, find_server().version.split(".")))[:2] < (7, 2)
 Doctor = Callable[..., tuple[int, dict[str, Any]]]

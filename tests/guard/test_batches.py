@@ -17,6 +17,8 @@ from idemgate.testing import Clock, History
 from tests.claims import claims_of
 from tests.waiting import subscribed
 
+pytestmark = pytest.mark.one_in(3)
+
 Stored = Callable[[], dict[bytes, bytes]]
 
 

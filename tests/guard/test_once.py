@@ -14,6 +14,8 @@ from idemgate.guard import call
 from idemgate.guard.manage import Decision
 from idemgate.testing import Clock
 
+pytestmark = pytest.mark.one_in(3)
+
 Stored = Callable[[], dict[bytes, bytes]]
 
 

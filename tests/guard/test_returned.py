@@ -20,6 +20,8 @@ from idemgate.core.codec.storable import find_unstorable
 from idemgate.errors import ResultUnavailable
 from tests.for_each import for_each
 
+pytestmark = pytest.mark.one_in(3)
+
 T = TypeVar("T")
 OrderId = NewType("OrderId", str)
 

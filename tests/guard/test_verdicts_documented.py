@@ -10,6 +10,8 @@ import pytest
 from idemgate import Verdict
 from idemgate.testing import Clock
 
+pytestmark = pytest.mark.one_in(3)
+
 METHODS = ["run", "run_many"]
 
 

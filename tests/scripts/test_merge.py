@@ -20,6 +20,8 @@ from idemgate.topics.merge import EXACT, MAX_SUMMAND, NAMES, Merge, MergeSpec, a
 from tests.for_each import for_each
 from tests.messages import pack_message, unpack_message
 
+pytestmark = pytest.mark.one_in(3)
+
 CODEC = Codec(1_000_000)
 FOLDS = (
     lua.source("topics/lib/payloads")

@@ -34,6 +34,8 @@ from tests import cluster as servers
 from tests.claims import claims_of
 from tests.conftest import Awaited, Face
 
+pytestmark = pytest.mark.one_in(3)
+
 HOWS = ["url", "client", "awaiting client"]
 
 

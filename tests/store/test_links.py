@@ -42,6 +42,8 @@ from tests.claims import claims_of
 from tests.for_each import for_each
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.one_in(3)
+
 ROOT = Path(__file__).parents[2]
 NOWHERE = "unix:///nowhere/redis.sock"
 

@@ -19,6 +19,8 @@ from idemgate.errors import UnexpectedData
 from idemgate.store.embedded.server import start
 from idemgate.testing import Clock, audit
 
+pytestmark = pytest.mark.one_in(3)
+
 
 def _memo(raw: Any, gate: Gate, topic: str = "t", slots: int = 1) -> list[dict[bytes, bytes]]:
     return [raw.hgetall(keys.slot(gate.namespace, topic, slot, slots)[8]) for slot in range(slots)]

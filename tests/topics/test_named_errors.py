@@ -13,6 +13,8 @@ from idemgate import Gate, InvalidArgument, StoreUnavailable, Trigger
 from idemgate.errors import IdemgateError, PolicyChanged, UnexpectedData
 from tests.conftest import Face
 
+pytestmark = pytest.mark.one_in(3)
+
 Ask = Callable[[Any], Awaitable[Any]]
 
 ASKS: dict[str, Ask] = {

@@ -18,6 +18,8 @@ from idemgate.topics.reshard import _begin, _purge, plan_delete, plan_reshard
 from idemgate.types import DeletedTopic
 from tests.conftest import Awaited, Face
 
+pytestmark = pytest.mark.one_in(3)
+
 Dumps = Callable[[], dict[bytes, bytes]]
 
 

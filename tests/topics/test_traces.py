@@ -17,6 +17,8 @@ from tests.messages import pack_message, unpack_message
 from tests.tracing import record
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.one_in(3)
+
 
 def _traces(*numbers: int) -> tuple[bytes, ...]:
     return tuple(f"t{number}".encode() for number in numbers)
