@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from idemgate.subscribers import Entry as StreamEntry
     from idemgate.subscribers import Expiry, ListEntry, PubSubMessage, Subscriber
 
-__all__ = ["CallbackDecorator", "Gate", "OnceDecorator", "SkippingDecorator", "parse_source"]
+__all__ = ["CallbackDecorator", "Gate", "OnceDecorator", "SkippingDecorator", "check_gate", "parse_source"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -1073,6 +1073,21 @@ class Gate:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_gate(gate: object, *kinds: type[object]) -> None:
+    """Check the gate that an integration gets. The error shows no URL, which may hold a password.
+
+    Args:
+        gate: the argument.
+        kinds: the classes that the integration takes: `AioGate` is that of `gate.aio`. None given: `Gate`.
+
+    Raises:
+        InvalidArgument: it is something else, such as a URL or a class.
+    """
+    if not isinstance(gate, kinds or Gate):
+        fix = "Pass the gate itself" if isinstance(gate, AioGate) else 'Pass Gate("redis://...")'
+        raise InvalidArgument("gate", gate if isinstance(gate, type) else type(gate), "not a Gate", fix)
 
 
 def parse_source(store: object | None) -> Endpoint | str | None:

@@ -10,6 +10,7 @@ from idemgate.core.scopes import scope_of
 from idemgate.core.validation import check_function
 from idemgate.core.verdict import Action, Outcome, Verdict
 from idemgate.dedup.dedup import DedupValue
+from idemgate.gate import check_gate
 from idemgate.guard.batch import AioClaimBatch, ClaimBatch
 from idemgate.guard.claim_calls import Record
 from idemgate.guard.current import Execution
@@ -83,6 +84,7 @@ __all__ = [
     "Tracer",
     "Verdict",
     "check_function",
+    "check_gate",
     "milliseconds",
     "once_function",
     "row_name",

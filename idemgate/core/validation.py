@@ -109,8 +109,8 @@ def check_function(func: object, name: str = "function") -> None:
         name: the parameter to name in the error.
 
     Raises:
-        InvalidArgument: `func` is not callable, is a generator function, or makes a context manager. A call of the
-            last two returns before the body has run.
+        InvalidArgument: `func` is not callable, is a class whose objects are called, is a generator function, or makes
+            a context manager. A call of the last two returns before the body has run.
     """
     code = getattr(func, "__code__", None)
     if code is not None and not code.co_flags & _GENERATOR and getattr(func, "__globals__", None) is not _CONTEXTLIB:
@@ -119,6 +119,8 @@ def check_function(func: object, name: str = "function") -> None:
         raise InvalidArgument(name, func, "not callable", "Pass a function")
     call_method = getattr(type(func), "__call__", None)  # noqa: B004
     shown = getattr(func, "__qualname__", func)
+    if isinstance(func, type) and any("__call__" in vars(base) for base in func.__mro__):
+        raise InvalidArgument(name, shown, "a class, whose objects can be called", f"Pass one: {shown}(...)")
     if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (func, call_method)):
         fix = "Use a function that runs the generator to its end"
         raise InvalidArgument(name, shown, "a generator function returns before its body has run", fix)

@@ -25,7 +25,7 @@ from idemgate.core import keys
 from idemgate.core.clock import monotonic
 from idemgate.core.text import one_line
 from idemgate.errors import IdemgateError, InvalidArgument, StoreError, StoreUnavailable, TopicInUse
-from idemgate.gate import Gate
+from idemgate.gate import Gate, check_gate
 from idemgate.operate.acts import perform
 from idemgate.operate.arguments import parse_given
 from idemgate.operate.nouns import NOUNS
@@ -65,6 +65,7 @@ def app(
     Raises:
         InvalidArgument: a host is invalid.
     """
+    check_gate(gate)
     api = _Api(gate, access, format)
     routes = list[Route]()
     for verb in VERBS:

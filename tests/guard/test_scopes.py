@@ -233,9 +233,14 @@ async def generate_async(k: str) -> AsyncIterator[str]:
     yield k
 
 
+class Handler:
+    async def __call__(self, message: object) -> None: ...
+
+
 REFUSED = [
     pytest.param(5, "not callable", id="a number"),
     pytest.param(None, "not callable", id="None"),
+    pytest.param(Handler, r"a class.*Pass one: Handler\(...\)", id="a class"),
     pytest.param(block, "a context manager returns before its block has run", id="a context manager"),
     pytest.param(async_block, "a context manager returns before its block has run", id="an async context manager"),
     pytest.param(generate, "a generator function returns before its body has run", id="a generator"),

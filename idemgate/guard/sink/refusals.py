@@ -24,8 +24,8 @@ _REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
 
 def check_sink(sink: object, options: Mapping[str, Any]) -> None:
     """Raise InvalidArgument if `sink` is no sink, or an option has no meaning with one."""
-    if not callable(getattr(sink, "apply", None)):
-        raise InvalidArgument("sink", sink, "has no method `apply`", "Pass an inbox of idemgate_sql")
+    if isinstance(sink, type) or not callable(getattr(sink, "apply", None)):
+        raise InvalidArgument("sink", sink, "not an object with the method `apply`", "Pass an inbox of idemgate_sql")
     for name, (refused, problem) in _REFUSED.items():
         if (value := options.get(name)) in refused:
             raise InvalidArgument(name, value, problem, f"Drop {name}, or sink")

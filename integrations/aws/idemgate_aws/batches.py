@@ -12,7 +12,16 @@ from typing import Any, Unpack
 from idemgate import Gate, Guard, InvalidArgument
 from idemgate.core.backoff import delays
 from idemgate.core.validation import check_parameters, is_async
-from idemgate.types import BackoffPolicy, GuardOptions, KeyCallable, Verdict, check_function, milliseconds, scope_of
+from idemgate.types import (
+    BackoffPolicy,
+    GuardOptions,
+    KeyCallable,
+    Verdict,
+    check_function,
+    check_gate,
+    milliseconds,
+    scope_of,
+)
 from idemgate_aws.message import SqsMessage, body_of, build_dead_letter, check_fields
 from idemgate_aws.queue import LONGEST, check_client, check_url
 
@@ -85,6 +94,7 @@ class _Batches:
         backoff: BackoffPolicy,
         options: GuardOptions,
     ) -> None:
+        check_gate(gate)
         check_function(handler, "handler")
         check_parameters(handler, "handler", "message")
         check_fields(key, fingerprint)

@@ -26,6 +26,7 @@ from idemgate.types import (
     KeyCallable,
     Verdict,
     check_function,
+    check_gate,
     milliseconds,
     scope_of,
 )
@@ -103,6 +104,7 @@ class SqsConsumer:
         poll: Duration = "20s",
         **options: Unpack[GuardOptions],
     ) -> None:
+        check_gate(gate)
         check_function(handler, "handler")
         check_parameters(handler, "handler", "message")
         check_fields(key, fingerprint)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 from celery import Celery, Task, signals
 
 from idemgate import Delivery, Gate, InvalidArgument, Receipt
-from idemgate.types import TopicOptions
+from idemgate.types import TopicOptions, check_gate
 
 __all__ = ["Debounce", "DebouncedTask", "debounced_tasks", "deliver_in_workers"]
 
@@ -51,6 +51,9 @@ class DebouncedTask(BaseTask):
         if (once := getattr(cls, "once", None)) is not None:
             fix = "Call a function with gate.once in the task"
             raise InvalidArgument("once", once, "a merged call has no key of its own", fix)
+        if not hasattr(cls, "gate"):
+            fix = "Pass base=debounced_tasks(gate)"
+            raise InvalidArgument("debounce", cls.debounce, "the class of the task has no gate", fix)
         options = cast("dict[str, Any]", {"name": cls.name, **cls.debounce})
         if "key" not in options:
             raise InvalidArgument(
@@ -104,7 +107,7 @@ def debounced_tasks(gate: Gate) -> type[DebouncedTask]:
         gate: the gate whose store has the topics.
 
     Raises:
-        InvalidArgument: `gate` is none. When Celery adds a task: an option of the task is invalid.
+        InvalidArgument: `gate` is no Gate. When Celery adds a task: an option of the task is invalid.
     """
     check_gate(gate)
 
@@ -113,12 +116,6 @@ def debounced_tasks(gate: Gate) -> type[DebouncedTask]:
 
     GateTask.gate = gate
     return GateTask
-
-
-def check_gate(gate: object) -> None:
-    """Raise InvalidArgument for what is no gate."""
-    if not isinstance(gate, Gate):
-        raise InvalidArgument("gate", gate, "not a Gate", 'Pass Gate("redis://...")')
 
 
 def deliver_in_workers(gate: Gate, **options: Any) -> None:

@@ -15,8 +15,8 @@ from celery.result import AsyncResult
 from idemgate import AlreadyInProgress, Gate, InvalidArgument, Verdict
 from idemgate.core.backoff import delays
 from idemgate.core.validation import is_async
-from idemgate.types import BackoffPolicy, GuardOptions
-from idemgate_celery.debounce import BaseTask, DebouncedTask, check_gate
+from idemgate.types import BackoffPolicy, GuardOptions, check_gate
+from idemgate_celery.debounce import BaseTask, DebouncedTask
 from idemgate_celery.visibility import Visibility
 
 __all__ = ["OnceTask", "TaskOnce", "once_tasks"]
@@ -56,6 +56,8 @@ class OnceTask(BaseTask):
             raise InvalidArgument("debounce", debounce, "calls of this task do not merge", fix)
         if cls.once is None:
             return
+        if not hasattr(cls, "gate"):
+            raise InvalidArgument("once", cls.once, "the class of the task has no gate", "Pass task_cls=once_tasks(gate)")
         if not isinstance(cls.once, str | dict):
             raise InvalidArgument("once", cls.once, "neither a template nor a dict", _LIKE)
         if "key" not in cls._once_options():

@@ -13,7 +13,7 @@ from celery.contrib.django.task import DjangoTask
 from celery.exceptions import Ignore, Reject
 from celery.worker import state
 from django.db import transaction
-from idemgate_celery import once_tasks
+from idemgate_celery import DebouncedTask, OnceTask, once_tasks
 from kombu.exceptions import OperationalError
 from pydantic import BaseModel
 
@@ -429,9 +429,17 @@ def test_debounce_needs_its_base(app: Celery) -> None:
         def charge(order: str) -> None: ...
 
 
+def test_a_class_without_a_gate_is_refused(broker: str) -> None:
+    def charge(order: str) -> None: ...
+
+    app = Celery("tests", broker=broker, task_cls=OnceTask, set_as_current=False)
+    with pytest.raises(InvalidArgument, match=r"once=.*task_cls=once_tasks\(gate\)"):
+        app.task(once="{order}", lazy=False, shared=False)(charge)
+    with pytest.raises(InvalidArgument, match=r"debounce=.*base=debounced_tasks\(gate\)"):
+        app.task(base=DebouncedTask, debounce={"key": "{order}"}, lazy=False, shared=False)(charge)
+
+
 def test_bad_defaults_are_refused_at_once(gate: Gate) -> None:
-    with pytest.raises(InvalidArgument, match="not a Gate"):
-        once_tasks("redis://localhost")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="lease"):
         once_tasks(gate, lease=-1)
     with pytest.raises(InvalidArgument, match="backoff"):

@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from faststream import BaseMiddleware, StreamMessage
 from faststream.exceptions import AckMessage, HandlerException, IgnoredException, NackMessage, RejectMessage
@@ -16,7 +16,16 @@ from idemgate import Duration, Gate, Guard, InvalidArgument, StoreError, Verdict
 from idemgate.core.backoff import delays
 from idemgate.core.key_template import KeySpec, compile_message_key
 from idemgate.core.validation import check_parameters
-from idemgate.types import BackoffPolicy, GuardOptions, Keep, KeyCallable, check_function, milliseconds, scope_of
+from idemgate.types import (
+    BackoffPolicy,
+    GuardOptions,
+    Keep,
+    KeyCallable,
+    check_function,
+    check_gate,
+    milliseconds,
+    scope_of,
+)
 from idemgate_faststream.identity import check_redelivery, expose_given_ids, redelivery_of
 from idemgate_faststream.responses import pack_response, unpack_response
 
@@ -70,6 +79,12 @@ class Once:
         InvalidArgument: an option is invalid.
     """
 
+    def __new__(cls, *_: object, **options: object) -> Self:
+        """Refuse the class in the place of its object: FastStream would call it for each message."""
+        if "context" in options:
+            raise InvalidArgument("middlewares", cls, "a class, not its object", "Pass [Once(gate, key=...)]")
+        return super().__new__(cls)
+
     def __init__(
         self,
         gate: Gate,
@@ -82,7 +97,8 @@ class Once:
         on_reject: OnReject | None = None,
         **options: Unpack[GuardOptions],
     ) -> None:
-        delays(backoff)  # checked now
+        check_gate(gate)
+        delays(backoff)
         if on_reject is not None:
             check_function(on_reject, "on_reject")
             check_parameters(on_reject, "on_reject", "message", "error")  # otherwise each rejected message would return

@@ -580,6 +580,13 @@ def test_invalid_options_are_refused_at_once(options: dict[str, Any], named: str
         Once(gate, **{"key": HEADER, **options})
 
 
+async def test_the_class_in_the_place_of_its_object_is_refused() -> None:
+    broker = RabbitBroker(middlewares=[Once], logger=None)  # type: ignore[list-item]
+    async with TestRabbitBroker(broker):
+        with pytest.raises(InvalidArgument, match=r"Pass \[Once\(gate, key=...\)\]"):
+            await broker.publish("x", "s")
+
+
 async def test_a_handler_without_a_unique_name_needs_a_scope(gate: Gate) -> None:
     app = App("nats", Once(gate, key=HEADER))
     app.subscriber(lambda: None)

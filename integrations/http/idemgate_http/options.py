@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast, get_args
 
 from idemgate import Duration, Gate, InvalidArgument
-from idemgate.types import check_function, milliseconds
+from idemgate.types import check_function, check_gate, milliseconds
 from idemgate_http.problems import BASE
 from idemgate_http.request import Request
 from idemgate_http.response import NEVER_KEPT, REPLAYABLE, Response
@@ -129,8 +129,7 @@ def check_options(gate: Gate, options: HttpOptions, kind: type) -> Options:
         TypeError: the face has no option of this name.
     """
     given = cast("AsgiOptions", options)
-    if not isinstance(gate, Gate):
-        raise InvalidArgument("gate", gate, "not a Gate", 'Pass Gate("redis://...")')
+    check_gate(gate)
     names = {name for base in kind.__mro__ for name in getattr(base, "__annotations__", ())} or kind.__annotations__
     if unknown := given.keys() - names:
         raise TypeError(f"unexpected option {min(unknown)!r}")

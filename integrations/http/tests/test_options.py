@@ -75,11 +75,6 @@ def test_an_unknown_option_and_one_of_another_face_are_refused(gate: Gate) -> No
         IdempotencyKeyWSGI(app, gate=gate, single_tenant=True, shield=True)  # type: ignore[arg-type, call-arg]
 
 
-def test_no_gate_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="gate"):
-        IdempotencyKey(app, gate="redis://localhost", single_tenant=True)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("caller", ["a", 7, UUID(int=7)])
 def test_a_caller_is_text_a_number_or_a_uuid(gate: Gate, caller: object) -> None:
     from idemgate_http import Headers, Request

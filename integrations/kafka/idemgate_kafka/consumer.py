@@ -22,7 +22,7 @@ from idemgate.core.validation import check_int, check_parameters, is_async
 from idemgate.core.verdict import choose_step
 from idemgate.core.waits import finish_despite_cancel, wait_for_wakeup, wait_within
 from idemgate.errors import DownstreamUnavailable
-from idemgate.types import BackoffPolicy, GuardOptions, KeyCallable, Verdict, check_function, scope_of
+from idemgate.types import BackoffPolicy, GuardOptions, KeyCallable, Verdict, check_function, check_gate, scope_of
 from idemgate_kafka.clients import ConsumerClient, Listener, ProducerClient, Settings, choose_library
 from idemgate_kafka.message import Headers, KafkaMessage, Partition, build_headers, due_ms, restore_origin, value_of
 
@@ -127,6 +127,7 @@ class KafkaConsumer:
         backoff: BackoffPolicy = None,
         **options: Unpack[GuardOptions],
     ) -> None:
+        check_gate(gate)
         check_function(handler, "handler")
         check_parameters(handler, "handler", "message")
         self._gate = gate

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from opentelemetry import context as contexts
 from opentelemetry import metrics, trace
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode
 
-from idemgate import Delivery
+from idemgate import AioGate, Delivery, Gate
 from idemgate.errors import DecodeError, InvalidArgument
-from idemgate.types import Verdict
+from idemgate.types import Verdict, check_gate
 from idemgate_otel.w3c import pack, unpack
 
 if TYPE_CHECKING:
@@ -34,15 +34,8 @@ _FAILED = ("rejected", "failed", "lost")
 _UNSETTLED = ("lost", "unknown")
 
 
-class HasContext(Protocol):
-    """A gate, blocking or async."""
-
-    @property
-    def context(self) -> Context: ...
-
-
 def instrument(
-    gate: HasContext,
+    gate: Gate | AioGate,
     *,
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
@@ -65,6 +58,7 @@ def instrument(
     Raises:
         InvalidArgument: The gate has a tracer, or a worker of it runs.
     """
+    check_gate(gate, Gate, AioGate)
     if gate.context.tracer is not None:
         raise InvalidArgument("gate", gate, "it has a tracer", "Instrument it once, or call uninstrument() first")
     if gate.context.runners.now():

@@ -27,7 +27,7 @@ from idemgate.core.scopes import check_unregistered
 from idemgate.core.text import event_log, one_line
 from idemgate.core.verdict import counts_no_attempt
 from idemgate.errors import NotConfigured, ServerRejected
-from idemgate.types import Verdict, check_function, milliseconds, scope_of
+from idemgate.types import Verdict, check_function, check_gate, milliseconds, scope_of
 
 __all__ = ["guarded"]
 
@@ -152,6 +152,7 @@ def guarded(
             before its work ends, has other parameters than its client passes, or has no unique name and needs a
             `scope`.
     """
+    check_gate(gate)
     options: dict[str, Any] = {"retention": retention, "lease": lease, "max_attempts": max_attempts}
     pause_seconds, hold_seconds = milliseconds(pause, "pause") / 1000, milliseconds(hold, "hold") / 1000
     _check_within_hold("lease", lease, hold, "a killed consumer's lease would outlast one hold and cost redeliveries")

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar, Unpack
 
 from idemgate import Gate, Trigger
 from idemgate.errors import NoCurrentExecution
-from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds, row_name
+from idemgate.types import Duration, SinkEntry, StoredResult, check_gate, milliseconds, row_name
 from idemgate_sql.database import AioDatabase, Database, Dialect, Placeholders
 from idemgate_sql.errors import EndedByHandler, RowLocked
 from idemgate_sql.failures import ends_transaction, is_lock_timeout, is_missing_table
@@ -164,6 +164,7 @@ class BaseInbox(_Rows[C]):
         Raises:
             InvalidArgument: no guard would accept the key or the scope.
         """
+        check_gate(gate)
         params = name_params(*row_name(gate.namespace, scope, key))
         with self.database.transaction() as connection:
             return bool(self.database.execute(connection, self.statements.delete, params))
@@ -277,6 +278,7 @@ class BaseAioInbox(_Rows[C]):
 
     async def delete_row(self, gate: Gate, key: Key, *, scope: str) -> bool:
         """Delete the row of a key; see `BaseInbox.delete_row`."""
+        check_gate(gate)
         params = name_params(*row_name(gate.namespace, scope, key))
         async with self.database.transaction() as connection:
             return bool(await self.database.execute(connection, self.statements.delete, params))

@@ -13,7 +13,7 @@ from typing import Any
 from idemgate import Gate, InvalidArgument, Topic, Trigger
 from idemgate.core.text import one_line
 from idemgate.errors import DecodeError, PolicyChanged, UnexpectedData
-from idemgate.types import Duration, milliseconds
+from idemgate.types import Duration, check_gate, milliseconds
 from idemgate_sql.database import read_text
 from idemgate_sql.failures import explain_missing_table
 from idemgate_sql.outages import Lag, Outages
@@ -51,6 +51,7 @@ class Relay:
         connect: Callable[[str], AbstractAsyncContextManager[RelayConnection]], purge: str | None, batch: int,
         poll: float,
     ) -> None:  # fmt: skip
+        check_gate(gate)
         self._gate = gate
         self._statements = statements
         self._wakeups = wakeups

@@ -13,7 +13,7 @@ import httpx
 from idemgate_http.webhooks import Secrets, secret_bytes, sign
 
 from idemgate import Bury, Delivery, Duration, Gate, InvalidArgument, Receipt, Retry, Topic, current
-from idemgate.types import BackoffPolicy, OnceFunction, Record, milliseconds
+from idemgate.types import BackoffPolicy, OnceFunction, Record, check_gate, milliseconds
 from idemgate_webhook.answers import Attempt, History, described, history_of, retry_after, with_attempt
 from idemgate_webhook.guarded import Guarded
 from idemgate_webhook.outgoing import body_bytes, checked_id, checked_url
@@ -90,6 +90,7 @@ class Webhooks:
         transport: httpx.AsyncBaseTransport | None = None,
         slots: int = 1,
     ) -> None:
+        check_gate(gate)
         if not callable(secret):
             secret_bytes(secret)
         self._gate = gate

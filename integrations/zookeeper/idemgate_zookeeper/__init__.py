@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from idemgate import Duration, Gate, InvalidArgument
-from idemgate.types import HeartbeatReply, HeartbeatRequest, Member
+from idemgate import AioGate, Duration, Gate, InvalidArgument
+from idemgate.types import HeartbeatReply, HeartbeatRequest, Member, check_gate
 from idemgate_zookeeper.wire import Wire
 
 __all__ = ["ZooKeeperMembership"]
@@ -49,10 +49,11 @@ class ZooKeeperMembership(Member):
         grace: Duration = "30s",
         **options: Any,
     ) -> None:
+        check_gate(gate, Gate, AioGate)
         super().__init__(gate, ttl=ttl, grace=grace, clock=None)
         if not hosts:
             raise InvalidArgument("hosts", hosts, "names no server", 'Pass "host:2181", or several with commas between')
-        self.path: str = f"/idemgate/{gate.namespace}" if path is None else path.rstrip("/")
+        self.path: str = f"/idemgate/{self.context.namespace}" if path is None else path.rstrip("/")
         if not self.path.startswith("/"):
             raise InvalidArgument("path", path, "not an absolute path", 'Begin it with "/", and name at least one node')
         self.hosts = hosts
