@@ -88,8 +88,15 @@ class DebouncedTask(BaseTask):
             name = min(unknown)
             raise InvalidArgument(name, given[name], "calls merge, so it has no meaning for one", "Set it on the task")
         trigger = self._merged.with_options(**{_TRIGGER[name]: value for name, value in given.items()}).trigger
-        receipt: Receipt = trigger(*(args or ()), **(kwargs or {}))
+        args, kwargs = dump_models(self, args or (), kwargs or {})
+        receipt: Receipt = trigger(*args, **kwargs)
         return receipt
+
+
+def dump_models(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of a call as a worker gets them: Celery 5.7 dumps the models of a task with `pydantic=True`."""
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    return (args, kwargs) if dump is None or task.serializer == "pickle" else dump(args, kwargs)
 
 
 def debounced_tasks(gate: Gate) -> type[DebouncedTask]:

@@ -16,7 +16,7 @@ from idemgate import AlreadyInProgress, Gate, InvalidArgument, Verdict
 from idemgate.core.backoff import delays
 from idemgate.core.validation import is_async
 from idemgate.types import BackoffPolicy, GuardOptions, check_gate
-from idemgate_celery.debounce import BaseTask, DebouncedTask
+from idemgate_celery.debounce import BaseTask, DebouncedTask, dump_models
 from idemgate_celery.visibility import Visibility
 
 __all__ = ["OnceTask", "TaskOnce", "once_tasks"]
@@ -97,6 +97,7 @@ class OnceTask(BaseTask):
         if self.once is None:
             return super().__call__(*args, **kwargs)
         request = self.request
+        args, kwargs = dump_models(self, args, kwargs)
         in_worker = not (request.called_directly or request.is_eager)
         verdict: Verdict[Any] = self._guarded.verdict(*args, keep=self._find_keep() if in_worker else None, **kwargs)
         error: BaseException | None = verdict.error
@@ -160,6 +161,7 @@ class OnceTask(BaseTask):
         """
         if self.once is None:
             raise InvalidArgument("task", self.name, "it has no key", 'Declare it with once="{order[id]}"')
+        args, kwargs = dump_models(self, args, kwargs)
         key = self._guarded.key(*args, **kwargs)
         if self.app.conf.task_always_eager:  # the guard runs it once
             return self.apply_async(args, kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, signals
 from idemgate_celery import debounced_tasks, deliver_in_workers
+from pydantic import BaseModel
 
 from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock, drain
@@ -19,6 +20,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
 ]
 MERGE = {"fields": "union", "*": "last"}
+
+
+class Order(BaseModel):
+    id: str
+    total: int
 
 
 @pytest.fixture
@@ -68,6 +74,24 @@ def test_many_calls_become_a_few_tasks(app: Celery, moved: tuple[Gate, Clock], w
     assert ["f0", "f1", "f2", "f3"] in (first[1], last[1])
     assert "u19" in {first[2], last[2]}
     assert other == ("p2", ["title"], "")
+
+
+def test_calls_with_a_model_merge_by_the_key_of_what_is_sent(
+    app: Celery, moved: tuple[Gate, Clock], work: Callable[..., Any]
+) -> None:
+    (gate, clock), ran = moved, list[Any]()
+
+    @app.task(base=debounced_tasks(gate), debounce={"key": "{order[id]}", "quiet": "1s"}, pydantic=True)
+    def index(order: Order) -> None:
+        ran.append(order)
+
+    for total in (1, 2):
+        index.delay(Order(id="o1", total=total))
+    clock.advance(2)
+    drain(gate)
+    with work():
+        wait_until(lambda: len(ran) == 1)
+    assert ran == [Order(id="o1", total=2)]
 
 
 def test_a_delivery_that_is_repeated_enqueues_the_same_id(app: Celery, moved: tuple[Gate, Clock]) -> None:

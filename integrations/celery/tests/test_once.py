@@ -32,6 +32,10 @@ class Declined(Exception):
     pass
 
 
+class Order(BaseModel):
+    id: str
+
+
 class Receipt(BaseModel):
     order: str
 
@@ -284,6 +288,21 @@ def test_a_copy_of_a_pydantic_task_gets_what_the_first_got(app: Celery, gate: Ga
     with work():
         assert [outcome(charge.delay("o1")) for _ in range(2)] == [{"order": "o1"}] * 2
     assert gate.counters["consumer.handled"] == 1
+
+
+def test_a_model_has_the_key_of_what_is_sent(app: Celery, gate: Gate, work: Work) -> None:
+    ran: list[Order] = []
+
+    @app.task(name="charge", once="{order[id]}", pydantic=True)
+    def charge(order: Order) -> str:
+        ran.append(order)
+        return f"R-{order.id}"
+
+    order = Order(id="o1")
+    with work():
+        assert [outcome(each(order)) for each in (charge.delay_once, charge.delay, charge.delay_once)] == ["R-o1"] * 3
+    assert [charge(order), charge.apply([order]).get()] == ["R-o1"] * 2
+    assert ran == [order]
 
 
 def test_a_task_of_django_is_enqueued_on_commit(
