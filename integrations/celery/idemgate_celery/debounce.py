@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 from celery import Celery, Task, signals
 
 from idemgate import Delivery, Gate, InvalidArgument, Receipt
+from idemgate.core.validation import type_hints
 from idemgate.types import TopicOptions, check_gate
 
 __all__ = ["Debounce", "DebouncedTask", "debounced_tasks", "deliver_in_workers"]
@@ -61,7 +63,7 @@ class DebouncedTask(BaseTask):
             )
         is_bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
         run = MethodType(cls.run, cls) if is_bound else cls.run  # without `self` in its signature
-        cls._merged = cls.gate.merge(deliver=cls._enqueue, **options)(run)
+        cls._merged = cls.gate.merge(deliver=cls._enqueue, **options)(declare_sent(cls, run))
 
     @classmethod
     def _enqueue(cls, delivery: Delivery[dict[str, Any]]) -> None:
@@ -97,6 +99,26 @@ def dump_models(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Return the arguments of a call as a worker gets them: Celery 5.7 dumps the models of a task with `pydantic=True`."""
     dump = getattr(task, "_dump_pydantic_arguments", None)
     return (args, kwargs) if dump is None or task.serializer == "pickle" else dump(args, kwargs)
+
+
+def declare_sent(task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the work of a task, annotated as it is sent: with `pydantic=True` a dict for each model, and no result."""
+    part: Any = run
+    while part is not None and getattr(part, "__globals__", {}).get("__name__") != "celery.app.base":
+        part = getattr(part, "__wrapped__", None)
+    if part is None:  # not in the wrapper of `pydantic=True`
+        return run
+
+    @functools.wraps(run)
+    def work(*args: Any, **kwargs: Any) -> Any:
+        return run(*args, **kwargs)
+
+    work.__annotations__ = {
+        name: dict if hasattr(hint, "model_fields") and task.serializer != "pickle" else hint
+        for name, hint in type_hints(run).items()
+        if name != "return" and isinstance(hint, type)
+    }
+    return work
 
 
 def debounced_tasks(gate: Gate) -> type[DebouncedTask]:

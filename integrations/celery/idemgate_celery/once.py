@@ -16,7 +16,7 @@ from idemgate import AlreadyInProgress, Gate, InvalidArgument, Verdict
 from idemgate.core.backoff import delays
 from idemgate.core.validation import is_async
 from idemgate.types import BackoffPolicy, GuardOptions, check_gate
-from idemgate_celery.debounce import BaseTask, DebouncedTask, dump_models
+from idemgate_celery.debounce import BaseTask, DebouncedTask, declare_sent, dump_models
 from idemgate_celery.visibility import Visibility
 
 __all__ = ["OnceTask", "TaskOnce", "once_tasks"]
@@ -80,7 +80,7 @@ class OnceTask(BaseTask):
         delays(options.pop("backoff", None))
         if not options.get("at_most_once"):
             options["on_error"] = functools.partial(_decide, options.get("on_error", "release"))
-        return cls.gate.once(scope=cls.name, **options)(_declare_dumped(run))
+        return cls.gate.once(scope=cls.name, **options)(declare_sent(cls, run))
 
     @functools.cached_property
     def _guarded(self) -> Any:
@@ -247,22 +247,6 @@ def once_tasks(gate: Gate, **defaults: Unpack[TaskOnce]) -> type[OnceTask]:
     signals.task_failure.connect(on_failure, weak=False)
     signals.task_revoked.connect(on_revoked, weak=False)
     return GateTask
-
-
-def _declare_dumped(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the work of a task, without its return annotation if Celery dumps the model that it returns to a dict."""
-    part: Any = run
-    while part is not None:
-        if getattr(part, "__globals__", {}).get("__name__") == "celery.app.base":  # the wrapper of `pydantic=True`
-
-            @functools.wraps(run)
-            def work(*args: Any, **kwargs: Any) -> Any:
-                return run(*args, **kwargs)
-
-            work.__annotations__ = {name: hint for name, hint in run.__annotations__.items() if name != "return"}
-            return work
-        part = getattr(part, "__wrapped__", None)
-    return run
 
 
 def _decide(policy: Any, error: BaseException) -> Any:

@@ -434,6 +434,13 @@ def test_a_bad_option_is_refused_when_the_task_is_added(app: Celery, once: Any, 
         def charge(order: str) -> None: ...
 
 
+def test_an_attribute_of_a_model_is_refused_because_a_dict_is_sent(app: Celery) -> None:
+    with pytest.raises(InvalidArgument, match=r"dict has no attribute .id"):
+
+        @app.task(name="charge", once="{order.id}", pydantic=True, lazy=False)
+        def charge(order: Order) -> None: ...
+
+
 def test_an_async_task_is_refused(app: Celery) -> None:
     with pytest.raises(InvalidArgument, match="Celery awaits no task"):
 
