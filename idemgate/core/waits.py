@@ -9,7 +9,13 @@ from typing import Any
 
 from idemgate.core.clock import monotonic
 
-__all__ = ["finish_despite_cancel", "wait_for_wakeup", "wait_until_done", "wait_within"]
+__all__ = ["finish_despite_cancel", "is_cancelled", "wait_for_wakeup", "wait_until_done", "wait_within"]
+
+
+def is_cancelled() -> bool:
+    """Return True if this task is cancelled. Else a CancelledError in it was raised by what it called."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def wait_within(event: asyncio.Event, seconds: float) -> None:

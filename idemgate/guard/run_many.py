@@ -14,6 +14,7 @@ from idemgate.core.clock import monotonic
 from idemgate.core.keys import Key
 from idemgate.core.validation import call_async, call_blocking, check_int, check_iterable
 from idemgate.core.verdict import Verdict
+from idemgate.core.waits import is_cancelled
 from idemgate.errors import IdemgateError, InvalidArgument, LeaseLost, MissingKey, StoreError
 from idemgate.guard.acquire import ReplyOrError, acquire_many, acquire_many_async
 from idemgate.guard.call import (
@@ -369,10 +370,9 @@ async def _run_together_async(
                 with running(one):
                     batch.results[one.position] = await call_async(work, (one.message,), {}), None
             except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
+                if is_cancelled():
                     raise
-                batch.results[one.position] = None, error  # raised by the handler; the batch was not cancelled
+                batch.results[one.position] = None, error  # raised by the handler
             except Exception as error:  # noqa: BLE001 - the verdict has it
                 batch.results[one.position] = None, error
 

@@ -12,6 +12,7 @@ from idemgate.core.scopes import qualified_name
 from idemgate.core.thread_pool import ThreadPool
 from idemgate.core.validation import check_function, check_parameters, is_async
 from idemgate.core.verdict import Verdict, judge_error
+from idemgate.core.waits import is_cancelled
 from idemgate.guard.decorator import build_judge, build_judge_async
 from idemgate.store.context import Context, trace, trace_async
 
@@ -55,10 +56,9 @@ class Callback(Generic[T]):
             if hasattr(verdict.value, "__await__"):  # a plain function, such as a lambda, that returned a coroutine
                 return await build_judge_async(lambda: cast(Any, verdict.value))()
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled():
                 raise
-            return judge_error(error)  # raised by the callback; this task was not cancelled
+            return judge_error(error)  # raised by the callback
         except KeyboardInterrupt:  # Ctrl-C, not an error of the callback
             raise
         except BaseException as error:  # noqa: BLE001 - any exception concerns one message only

@@ -246,6 +246,20 @@ async def test_a_shadowed_duplicate_is_unguarded(face: Any) -> None:
     assert (await guard.run("k", lambda: 2))[:2] == ("unguarded", 2)
 
 
+@pytest.mark.parametrize("keep", [None, lambda _: None])
+async def test_a_handler_that_raises_a_cancellation_has_failed(gate: Gate, keep: Any) -> None:
+    def fail() -> None:
+        raise asyncio.CancelledError
+
+    async def fail_async() -> None:
+        fail()
+
+    for handler in (fail, fail_async):
+        verdict = await gate.guard("orders").aio.run("k", handler, keep=keep)
+        assert (verdict.outcome, type(verdict.error), verdict.ran) == ("failed", asyncio.CancelledError, True)
+        assert gate.inspect("k", scope="orders").state == "released"
+
+
 async def test_cancellation_is_raised_and_releases_the_key(gate: Gate) -> None:
     guard, started = gate.guard("orders"), asyncio.Event()
 

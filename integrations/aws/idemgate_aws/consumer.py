@@ -18,7 +18,7 @@ from idemgate.core.backoff import delays
 from idemgate.core.clock import monotonic
 from idemgate.core.text import event_log, message_of, one_line
 from idemgate.core.validation import check_int, check_parameters
-from idemgate.core.verdict import choose_step, judge_error
+from idemgate.core.verdict import choose_step
 from idemgate.core.waits import wait_until_done, wait_within
 from idemgate.types import (
     BackoffPolicy,
@@ -302,13 +302,7 @@ class _Reader:
     async def _run_line(self, line: _Line) -> None:
         while line.messages:
             keep = functools.partial(self._keep, line)
-            try:
-                verdict = await self._guard.run(None, self._consumer._handler, line.messages[0], keep=keep)
-            except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-                verdict = judge_error(error)  # raised by the handler; this task was not cancelled
+            verdict = await self._guard.run(None, self._consumer._handler, line.messages[0], keep=keep)
             if not await self._settle(line, verdict):
                 return
             line.messages.pop(0)

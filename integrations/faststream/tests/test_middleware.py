@@ -380,6 +380,7 @@ async def test_a_reply_to_a_request_of_the_handler_is_not_guarded(gate: Gate) ->
     ("kind", "error", "raised", "counted", "state", "is_kept"),
     [
         ("nats", ValueError("no"), NackMessage(delay=2.0), "failed", "released", False),
+        ("nats", asyncio.CancelledError(), NackMessage(delay=2.0), "failed", "released", False),
         ("nats", Retry(delay="7s"), NackMessage(delay=7.0), "failed", "released", False),
         ("nats", Bury("no"), RejectMessage(), "rejected", "released", True),
         ("redis", Bury("no"), AckMessage(), "rejected", "released", True),
@@ -393,7 +394,7 @@ async def test_a_reply_to_a_request_of_the_handler_is_not_guarded(gate: Gate) ->
     ],
 )
 async def test_what_a_handler_raises_decides_about_key_and_message(
-    kind: str, error: Exception, raised: HandlerException, counted: str, state: str, is_kept: bool, gate: Gate
+    kind: str, error: BaseException, raised: HandlerException, counted: str, state: str, is_kept: bool, gate: Gate
 ) -> None:
     kept: list[Exception] = []
     scope = f"{kind}-{error!r}-{state}"

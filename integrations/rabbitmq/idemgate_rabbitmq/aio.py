@@ -10,6 +10,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange
 from aio_pika.exceptions import CONNECTION_EXCEPTIONS, AMQPChannelError, DeliveryError, PublishError
 
 from idemgate import Delivery, Duration
+from idemgate.core.waits import is_cancelled
 from idemgate_rabbitmq.outgoing import (
     Address,
     BrokerUnavailable,
@@ -88,8 +89,7 @@ class AioPublisher:
             kind = NotPublished if isinstance(error, AMQPChannelError) else BrokerUnavailable
             raise kind(f"{type(error).__name__}: {error}"[:300]) from None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled():
                 raise
             raise BrokerUnavailable("the connection was closed") from None  # aio-pika's word for that, not ours
 

@@ -652,6 +652,18 @@ async def test_a_message_that_completed_on_a_broken_connection_is_not_run_again(
     assert ran == ["a"]
 
 
+async def test_a_callback_that_raises_a_cancellation_has_failed(gate: Gate, broker: Any, queue: Any) -> None:
+    cancellations = [asyncio.CancelledError()]
+
+    def cancel_once(_: Received) -> None:
+        if cancellations:
+            raise cancellations.pop()
+
+    put(queue, "a")
+    async with aio(gate, broker, queue.name, cancel_once, pause="20ms"):
+        await wait_for_counts(gate, failed=1, handled=1)
+
+
 async def test_a_message_of_a_cancelled_callback_runs_again_before_its_lease_ends(
     gate: Gate, broker: Any, queue: Any
 ) -> None:
