@@ -29,7 +29,8 @@ from idemgate.errors import (
 )
 
 __all__ = [
-    "HANDLED", "Action", "Outcome", "Step", "Verdict", "choose_step", "counts_no_attempt", "judge_error", "verdict_of",
+    "HANDLED", "Action", "Outcome", "Step", "Verdict", "choose_step", "counts_no_attempt", "error_of_run", "judge_error",
+    "verdict_of",
 ]  # fmt: skip
 
 log: logging.Logger = logging.getLogger("idemgate.once")
@@ -149,6 +150,11 @@ def verdict_of(error: BaseException | None) -> Verdict[Any]:
 def judge_error(error: BaseException) -> Verdict[Any]:
     """Return the verdict on a message whose handler was called and raised this error."""
     return verdict_of(error)._replace(ran=True)
+
+
+def error_of_run(error: BaseException) -> BaseException:
+    """Return what the handler raised, from the error of a verdict: the cause of AttemptsExhausted, else the error."""
+    return (isinstance(error, AttemptsExhausted) and error.__cause__) or error
 
 
 def counts_no_attempt(error: BaseException | None) -> bool:

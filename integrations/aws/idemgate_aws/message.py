@@ -11,6 +11,7 @@ from typing import Any
 
 from idemgate.core.key_template import compile_fingerprint, compile_key
 from idemgate.core.text import last_line
+from idemgate.core.verdict import error_of_run
 from idemgate.types import KeyCallable
 
 __all__ = ["ERROR_ATTRIBUTE", "SqsMessage", "allowed_text", "body_of", "build_dead_letter", "check_fields"]
@@ -122,7 +123,7 @@ def build_dead_letter(message: SqsMessage, url: str, error: BaseException | None
     """
     attributes: dict[str, Mapping[str, Any]] = dict(message.message_attributes)
     if error is not None and len(attributes.keys() | {ERROR_ATTRIBUTE}) <= MOST_ATTRIBUTES:
-        text = allowed_text(last_line(error.__cause__ or error))
+        text = allowed_text(last_line(error_of_run(error)))
         attributes[ERROR_ATTRIBUTE] = {"DataType": "String", "StringValue": text}
     sent: dict[str, Any] = {"QueueUrl": url, "MessageBody": message.body, "MessageAttributes": attributes}
     if url.endswith(".fifo"):

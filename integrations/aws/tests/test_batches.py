@@ -222,7 +222,9 @@ def test_a_client_hides_failed_messages_and_sends_dead_letters(gate: Gate, make_
         queue.send(body, id=body)
 
     def work(message: SqsMessage) -> None:
-        raise Retry(delay="10m") if message.body == "later" else InvalidArgument("body", message.body, "bad", "Mend it")
+        if message.body == "later":
+            raise Retry(delay="10m")
+        raise InvalidArgument("body", message.body, "bad", "Mend it") from KeyError("total")
 
     function = lambda_batch(gate, work, key=KEY, scope="orders", client=sqs, dead_letters=queue.dead_url)
     assert invoke(sqs, queue, function) == ["later"]

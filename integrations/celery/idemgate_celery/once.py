@@ -15,6 +15,7 @@ from celery.result import AsyncResult
 from idemgate import AlreadyInProgress, Gate, InvalidArgument, Verdict
 from idemgate.core.backoff import delays
 from idemgate.core.validation import is_async
+from idemgate.core.verdict import error_of_run
 from idemgate.types import BackoffPolicy, GuardOptions, check_gate
 from idemgate_celery.debounce import BaseTask, DebouncedTask, declare_sent, dump_models
 from idemgate_celery.visibility import Visibility
@@ -100,12 +101,9 @@ class OnceTask(BaseTask):
         args, kwargs = dump_models(self, args, kwargs)
         in_worker = not (request.called_directly or request.is_eager)
         verdict: Verdict[Any] = self._guarded.verdict(*args, keep=self._find_keep() if in_worker else None, **kwargs)
-        error: BaseException | None = verdict.error
-        cause = None if error is None else error.__cause__
-        if verdict.exhausted and isinstance(cause, _CONTROL):
-            error = cause  # Celery has enqueued the retry: its next run is refused
-        if isinstance(error, _CONTROL):
-            raise error
+        error = verdict.error
+        if error is not None and isinstance(told := error_of_run(error), _CONTROL):
+            raise told  # after the last attempt, too: Celery has enqueued the retry, whose run is refused
         if in_worker:
             self.gate.record_settlement(self.name, verdict, request.id)
         if verdict.action == "ack":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from idemgate.core.text import last_line
-from idemgate.errors import AttemptsExhausted
+from idemgate.core.verdict import error_of_run
 
 __all__ = ["Headers", "KafkaMessage", "Partition", "build_headers", "due_ms", "restore_origin", "value_of"]
 
@@ -89,7 +89,7 @@ def build_headers(
     """
     own = {ORIGIN: message.id}
     if error is not None:
-        own[ERROR] = last_line((isinstance(error, AttemptsExhausted) and error.__cause__) or error)
+        own[ERROR] = last_line(error_of_run(error))
     if attempt is not None:
         own[ATTEMPT] = str(attempt)
     if due is not None:
