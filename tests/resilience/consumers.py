@@ -14,10 +14,12 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, ClassVar
 
@@ -32,6 +34,7 @@ from tests.resilience.verdict import find_growth, read_events
 
 __all__ = ["LEASE", "MAX_ATTEMPTS", "SCOPE", "SECONDS", "STALLED", "ConsumerSoak"]
 
+ROOT = Path(__file__).parents[2]
 SECONDS = milliseconds(os.environ.get("IDEMGATE_SOAK", "10s"), "IDEMGATE_SOAK") / 1000
 LEASE = 2.0
 MAX_ATTEMPTS = 15
@@ -62,11 +65,13 @@ class ConsumerSoak(ABC):
     """The consumers, the producer, the proxies, and the faults that happen to them.
 
     Attributes:
+        program: the module that is a consumer.
         kinds: the kind of each consumer, and whether it is steady: it may be stopped and is not killed.
         broker_faults: what happens to the broker, or to the proxy in front of it.
         pauses: the mean seconds between two faults of the store's wire, of the broker's, and of the processes.
     """
 
+    program: ClassVar[str]
     kinds: ClassVar[Sequence[tuple[str, bool]]]
     broker_faults: ClassVar[Mapping[str, Callable[[Any], object]]]
     pauses: ClassVar[tuple[float, float, float]] = (1.5, 3.0, 8.0)
@@ -82,9 +87,18 @@ class ConsumerSoak(ABC):
         self.sent, self.dead, self.counted = Counter[str](), Counter[str](), Counter[str]()
         self.over = threading.Event()
 
-    @abstractmethod
+    def order(self, kind: str) -> Mapping[str, Any]:
+        """Return what the order of a consumer has beside its store; see `consumer_process.py`."""
+        return {}
+
     def start_process(self, kind: str, seed: str) -> subprocess.Popen[str]:
-        """Start a consumer, whose store is `self.redis.url` and whose reports go to `self.store`."""
+        """Start a consumer."""
+        order = {
+            "store": self.redis.url, "reports": self.store, "namespace": self.namespace, "seed": seed, "fails": 0.03,
+            "die": "", **self.order(kind),
+        }  # fmt: skip
+        words = [sys.executable, "-m", self.program, json.dumps(order)]
+        return subprocess.Popen(words, text=True, cwd=ROOT, stdin=subprocess.PIPE)
 
     @abstractmethod
     def send(self, bodies: Sequence[str]) -> Iterable[str]:

@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -92,12 +91,6 @@ def endpoint() -> Iterator[str]:
 def sqs(endpoint: str) -> Any:
     """A client for the tests."""
     return make_client(endpoint)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port: int = held.getsockname()[1]
-    return port
 
 
 class Queue:

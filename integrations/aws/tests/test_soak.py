@@ -9,9 +9,7 @@ moto keeps its queues in memory, so it is not killed: its connections are cut.
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -36,20 +34,16 @@ SQS: dict[str, Callable[[Proxy], object]] = {
 class Soak(ConsumerSoak):
     """A request to moto takes 20 to 100 ms, and a consumer starts within 3 to 10 s."""
 
+    program = "integrations.aws.tests.consumer"
     kinds = (("boto3", True), ("aiobotocore", True), ("boto3", False), ("aiobotocore", False))
     broker_faults = SQS
 
-    def __init__(self, store: str, namespace: str, broker: Proxy, queue: Queue, python: Any, seed: int) -> None:
+    def __init__(self, store: str, namespace: str, broker: Proxy, queue: Queue, seed: int) -> None:
         super().__init__(store, namespace, broker, seed)
-        self.queue, self.python = queue, python
+        self.queue = queue
 
-    def start_process(self, kind: str, seed: str) -> subprocess.Popen[str]:
-        order = {
-            "store": self.redis.url, "reports": self.store, "namespace": self.namespace, "endpoint": self.broker.url,
-            "queue": self.queue.url, "client": kind, "options": OPTIONS, "seed": seed, "fails": 0.03, "die": "",
-        }  # fmt: skip
-        process: subprocess.Popen[str] = self.python("consumer.py", json.dumps(order), stdin=subprocess.PIPE)
-        return process
+    def order(self, kind: str) -> Mapping[str, Any]:
+        return {"endpoint": self.broker.url, "queue": self.queue.url, "client": kind, "options": OPTIONS}
 
     def send(self, bodies: Sequence[str]) -> Iterable[str]:
         self.queue.send_many([*bodies])
@@ -66,9 +60,9 @@ class Soak(ConsumerSoak):
 
 
 @pytest.fixture
-def soak(store: str, namespace: str, endpoint: str, make_queue: Any, python: Any, seed: int) -> Iterator[Soak]:
+def soak(store: str, namespace: str, endpoint: str, make_queue: Any, seed: int) -> Iterator[Soak]:
     with Proxy(endpoint, remember=False) as broker:
-        made = Soak(store, namespace, broker, make_queue(), python, seed)
+        made = Soak(store, namespace, broker, make_queue(), seed)
         yield made
         made.close()
 

@@ -7,8 +7,6 @@ newest Celery and with the oldest that the package allows.
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,29 +16,19 @@ from typing import Any
 
 import pytest
 
-from tools.compat import wheels
+from integrations.readmes import MINUTES, install, read_readme, run
 
 FOLDER = Path(__file__).parents[1]
-README = (FOLDER / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-INSTALL, COMMANDS = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[:2]
-MINUTES = 5
+_, (INSTALL, PROGRAM, COMMANDS, *BLOCKS) = read_readme(__file__)
 
 
 def connect(block: str, store: str, broker: str) -> str:
     return block.replace("redis://localhost:6379/0", store).replace("redis://localhost:6379/1", broker)
 
 
-def run(*command: object, **options: Any) -> str:
-    words = [str(word) for word in command]
-    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=MINUTES * 60, **options)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_blocks_run(store: str, broker: str, close: Callable[[Any], None]) -> None:
     found: dict[str, Any] = {"__name__": "shop"}
-    for block in BLOCKS:
+    for block in (PROGRAM, *BLOCKS):
         exec(connect(block, store, broker), found)
     assert found["again"].id == found["first"].id
     assert found["charge"]({"id": "o1"}) == "receipt of o1"
@@ -55,17 +43,9 @@ def test_the_blocks_run(store: str, broker: str, close: Callable[[Any], None]) -
 def test_the_first_block_runs_in_an_empty_environment(
     tmp_path: Path, store: str, broker: str, namespace: str, version: str
 ) -> None:
-    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
-    built = wheels.build(tmp_path / "wheels", "idemgate-celery", "idemgate-redis")
-    assert INSTALL.startswith('pip install . ./integrations/celery "celery[redis]" ')
-    scripts = tmp_path / "venv" / "bin"
-    run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
-    run(
-        uv, "pip", "install", "--quiet", "--python", scripts / "python", *built, f"celery[redis]{version}", cwd=tmp_path
-    )
-    program = connect(BLOCKS[0], store, broker).replace('namespace="shop"', f'namespace="{namespace}"')
+    scripts, env = install(INSTALL, tmp_path, f"celery{version}")
+    program = connect(PROGRAM, store, broker).replace('namespace="shop"', f'namespace="{namespace}"')
     (tmp_path / "shop.py").write_text(program)
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     assert COMMANDS == "celery -A shop worker &\npython shop.py\n"
     with (tmp_path / "log").open("wb") as log:
         worker = subprocess.Popen(

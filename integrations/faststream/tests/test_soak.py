@@ -9,12 +9,8 @@ started again, connections are cut.
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic, sleep
 from typing import Any
 
@@ -30,7 +26,6 @@ from tests.resilience.consumers import MAX_ATTEMPTS, SCOPE, SECONDS, STALLED, Co
 from tools.reliability import server_of
 
 OPTIONS = {"scope": SCOPE, "lease": "2s", "max_attempts": MAX_ATTEMPTS}
-ROOT = Path(__file__).parents[3]
 
 
 class Publisher:
@@ -91,6 +86,7 @@ FAULTS: dict[str, Callable[[Any], object]] = {
 
 
 class Soak(ConsumerSoak):
+    program = "integrations.faststream.tests.soak_consumer"
     kinds = (("aio", True), ("blocking", True), ("aio", False), ("blocking", False))
     broker_faults = FAULTS
     pauses = (0.5, 6.0, 2.0)
@@ -107,14 +103,8 @@ class Soak(ConsumerSoak):
         config = ConsumerConfig(durable_name="billing", ack_wait=ACK_WAIT, max_ack_pending=1000)
         await jetstream.add_consumer(self.namespace, config)
 
-    def start_process(self, kind: str, seed: str) -> subprocess.Popen[str]:
-        order = {
-            "store": self.redis.url, "reports": self.store, "namespace": self.namespace,
-            "broker": self.broker.proxy.url, "queue": self.namespace, "options": OPTIONS, "client": kind, "seed": seed,
-            "fails": 0.03, "die": "",
-        }  # fmt: skip
-        words = [sys.executable, "-m", "integrations.faststream.tests.soak_consumer", json.dumps(order)]
-        return subprocess.Popen(words, text=True, cwd=ROOT, stdin=subprocess.PIPE)
+    def order(self, kind: str) -> Mapping[str, Any]:
+        return {"broker": self.broker.proxy.url, "queue": self.namespace, "options": OPTIONS, "client": kind}
 
     def send(self, bodies: Sequence[str]) -> Iterable[str]:
         for body in bodies:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -20,17 +18,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tools.compat import wheels
+from integrations.readmes import MINUTES, install, read_readme, run
+from tests.ports import free_ports
 
 HERE = Path(__file__).parents[1]
-README = (HERE / "README.md").read_text(encoding="utf-8")
-INSTALL, PROGRAM, COMMANDS = re.findall(r"^```(?:sh|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[:3]
-MINUTES = 5
-
-
-def run(*command: object, **options: Any) -> str:
-    words = [str(word) for word in command]
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=MINUTES * 60, **options).stdout
+README, (INSTALL, PROGRAM, COMMANDS, *_) = read_readme(__file__)
 
 
 def read_request(line: str, port: int) -> dict[str, Any]:
@@ -46,8 +38,7 @@ def send_requests(python: str, folder: Path, cwd: Path, env: dict[str, str]) -> 
     (folder / "shop.py").write_text(PROGRAM)
     serve, *lines = COMMANDS.strip().splitlines()
     assert serve == "uvicorn shop:app &"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports()
     command = [python, "-m", "uvicorn", "shop:app", "--port", str(port), "--app-dir", str(folder)]
     with subprocess.Popen(command, cwd=cwd, env=env, stderr=subprocess.DEVNULL) as server:
         try:
@@ -125,30 +116,11 @@ async def test_the_effect_in_a_database_happens_once_when_redis_lost_the_respons
 @pytest.mark.slow
 @pytest.mark.timeout(MINUTES * 60)
 def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path) -> None:
-    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
-    began = time.monotonic()
-    http, core = wheels.build(tmp_path / "wheels", "idemgate-redis", "idemgate-http")
-    assert INSTALL.startswith('pip install ".[embedded]" ./integrations/http fastapi uvicorn ')
-    python = tmp_path / "venv" / "bin" / "python"
-    run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
-    run(
-        uv,
-        "pip",
-        "install",
-        "--quiet",
-        "--python",
-        python,
-        f"{core}[embedded]",
-        http,
-        "fastapi",
-        "uvicorn",
-        cwd=tmp_path,
-    )
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    scripts, env = install(INSTALL, tmp_path)
+    python = scripts / "python"
     check_answers(send_requests(str(python), tmp_path, tmp_path, env))
     code = "import idemgate_http.webhooks, idemgate_http.wsgi, sys; print(sorted({'django', 'flask'} & {*sys.modules}))"
     assert run(python, "-c", code, env=env, cwd=tmp_path) == "[]\n"
-    print(f"{time.monotonic() - began:.1f} s from the checkout to both answers")
 
 
 @pytest.mark.slow

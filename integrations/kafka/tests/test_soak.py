@@ -10,10 +10,7 @@ start, and with each stop that is longer than a session.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -24,10 +21,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from idemgate.testing import Proxy
+from tests.ports import free_ports
 from tests.resilience.consumers import MAX_ATTEMPTS, SCOPE, SECONDS, ConsumerSoak
-from tests.tansu import free_port, running_tansu
+from tests.tansu import running_tansu
 
-ROOT = Path(__file__).parents[3]
 PARTITIONS = 6
 PATIENCE = 20.0
 """Seconds for a request of the test, whose connections are cut, too."""
@@ -42,6 +39,7 @@ BROKER: dict[str, Callable[[Proxy], object]] = {
 
 
 class Soak(ConsumerSoak):
+    program = "integrations.kafka.tests.killed_consumer"
     kinds = (("aiokafka async", True), ("confluent sync", True), ("aiokafka sync", False), ("confluent async", False))
     broker_faults = BROKER
 
@@ -58,7 +56,7 @@ class Soak(ConsumerSoak):
         self.reader = Consumer({**quiet, "group.id": namespace, "enable.auto.commit": False})
         self.watched = [TopicPartition(name, n) for name in (self.topic, self.retry) for n in range(counts[name])]
 
-    def start_process(self, kind: str, seed: str) -> subprocess.Popen[str]:
+    def order(self, kind: str) -> Mapping[str, Any]:
         library, handler = kind.split()
         settings: dict[str, Any] = {"group.id": self.topic, "bootstrap.servers": self.servers}
         settings |= {"session.timeout.ms": 3_000, "heartbeat.interval.ms": 300}
@@ -70,12 +68,7 @@ class Soak(ConsumerSoak):
             "key": "{message.value}", "scope": SCOPE, "lease": "2s", "max_attempts": MAX_ATTEMPTS, "backoff": [0, 1],
             "dead_topic": self.dead_topic, "retry_topic": self.retry,
         }  # fmt: skip
-        order = {
-            "store": self.redis.url, "reports": self.store, "namespace": self.namespace, "settings": settings,
-            "topics": self.topic, "options": options, "kind": handler, "seed": seed, "fails": 0.03, "die": "",
-        }  # fmt: skip
-        words = [sys.executable, "-m", "integrations.kafka.tests.killed_consumer", json.dumps(order)]
-        return subprocess.Popen(words, text=True, cwd=ROOT, stdin=subprocess.PIPE)
+        return {"settings": settings, "topics": self.topic, "options": options, "kind": handler}
 
     def send(self, bodies: Sequence[str]) -> Iterable[str]:
         found, left, end = list[str](), list(bodies), monotonic() + 3 * PATIENCE
@@ -126,7 +119,7 @@ class Soak(ConsumerSoak):
 
 @pytest.fixture
 def soak(store: str, namespace: str, tmp_path: Path, seed: int) -> Iterator[Soak]:
-    port = free_port()
+    (port,) = free_ports()
     with (
         Proxy(f"tcp://127.0.0.1:{port}", remember=False) as broker,
         running_tansu(tmp_path, port, advertised_port=broker.port),

@@ -28,6 +28,7 @@ from tests.conftest import (  # noqa: F401 - rows of docs/reliability.md
     record_fault,
 )
 from tests.needs import report_missing
+from tests.ports import free_ports
 from tests.waiting import stop_group
 
 # Not the one on PATH, which changes to the user of the system's service.
@@ -113,14 +114,6 @@ class Broker:
             self.kill()
         self._names.kill()
         self._names.wait()
-
-
-def free_ports(many: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(many)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,9 @@ faults. From two minutes on, the memory, descriptors and threads of consumers th
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
@@ -27,7 +23,6 @@ from tests.resilience.consumers import MAX_ATTEMPTS, SCOPE, SECONDS, STALLED, Co
 from tests.resilience.judge import Judge
 from tools.reliability import server_of
 
-ROOT = Path(__file__).parents[3]
 LIMIT = 20
 OPTIONS = {"scope": SCOPE, "lease": "2s", "max_attempts": MAX_ATTEMPTS, "pause": "50ms", "hold": "5s"}
 
@@ -85,6 +80,7 @@ FAULTS: dict[str, Callable[[Any], object]] = {
 
 
 class Soak(ConsumerSoak):
+    program = "integrations.rabbitmq.tests.soak_consumer"
     kinds = (("aio", True), ("blocking", True), ("aio", False), ("blocking", False))
     broker_faults = FAULTS
     pauses = (0.5, 12.0, 2.0)
@@ -95,13 +91,8 @@ class Soak(ConsumerSoak):
         self.publisher = Publisher(broker, queue.name)
         self.reasons: dict[str, Counter[str]] = defaultdict(Counter)
 
-    def start_process(self, kind: str, seed: str) -> subprocess.Popen[str]:
-        order = {
-            "store": self.redis.url, "reports": self.store, "namespace": self.namespace, "broker": self.broker.url,
-            "queue": self.queue.name, "options": OPTIONS, "client": kind, "seed": seed, "fails": 0.03, "die": "",
-        }  # fmt: skip
-        words = [sys.executable, "-m", "integrations.rabbitmq.tests.soak_consumer", json.dumps(order)]
-        return subprocess.Popen(words, text=True, cwd=ROOT, stdin=subprocess.PIPE)
+    def order(self, kind: str) -> Mapping[str, Any]:
+        return {"broker": self.broker.url, "queue": self.queue.name, "options": OPTIONS, "client": kind}
 
     def send(self, bodies: Sequence[str]) -> Iterable[str]:
         for body in bodies:

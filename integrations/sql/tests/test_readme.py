@@ -5,30 +5,18 @@ The slow test builds the wheels and installs them into an empty environment, whi
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from idemgate_sql.psycopg import Inbox
 
-from tools.compat import wheels
+from integrations.readmes import MINUTES, install, read_readme, run
 
 HERE = Path(__file__).parents[1]
-README = (HERE / "README.md").read_text(encoding="utf-8")
-INSTALL, PROGRAM, COMMAND = re.findall(r"^```(?:sh|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[:3]
+README, (INSTALL, PROGRAM, COMMAND, *_) = read_readme(__file__)
 EXPECTED = "{'receipt': 'p1'}\n{'receipt': 'p1'}\n(1,)\n"
-MINUTES = 5
-
-
-def run(*command: object, **options: Any) -> str:
-    words = [str(word) for word in command]
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=MINUTES * 60, **options).stdout
 
 
 def run_program(python: object, folder: Path, **options: Any) -> str:
@@ -46,16 +34,8 @@ def test_the_first_block_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(MINUTES * 60)
 def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path) -> None:
-    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
-    began = time.monotonic()
-    core, sql = wheels.build(tmp_path / "wheels", "idemgate-redis", "idemgate-sql")
-    assert INSTALL.startswith('pip install ".[embedded]" ./integrations/sql ')
-    python = tmp_path / "venv" / "bin" / "python"
-    run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
-    run(uv, "pip", "install", "--quiet", "--python", python, f"{core}[embedded]", sql, cwd=tmp_path)
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    assert run_program(python, tmp_path, env=env) == EXPECTED
-    print(f"{time.monotonic() - began:.1f} s from the checkout to the output")
+    scripts, env = install(INSTALL, tmp_path)
+    assert run_program(scripts / "python", tmp_path, env=env) == EXPECTED
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 
 from idemgate import Gate
 from tests.needs import report_missing
+from tests.ports import free_ports
 from tests.waiting import stop_group
 
 SCRIPTS = [Path("/usr/share/zookeeper/bin/zkServer.sh"), *map(Path, filter(None, [shutil.which("zkServer.sh")]))]
@@ -25,8 +26,7 @@ class Server:
     """ZooKeeper, with ticks of 200 ms. From `away` to `back` it stands still, as behind a network that drops all."""
 
     def __init__(self, script: Path, folder: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        (port,) = free_ports()
         self.hosts = f"127.0.0.1:{port}"
         config = folder / "zk.cfg"
         config.write_text(
