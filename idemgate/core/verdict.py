@@ -29,8 +29,8 @@ from idemgate.errors import (
 )
 
 __all__ = [
-    "HANDLED", "Action", "Outcome", "Step", "Verdict", "choose_step", "counts_no_attempt", "error_of_run", "judge_error",
-    "verdict_of",
+    "HANDLED", "Action", "Outcome", "Step", "Verdict", "choose_step", "counts_no_attempt", "error_of_run",
+    "judge_error", "verdict_of",
 ]  # fmt: skip
 
 log: logging.Logger = logging.getLogger("idemgate.once")

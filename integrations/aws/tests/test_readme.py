@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from integrations.readmes import MINUTES, install, read_readme, run, run_until_printed
 from tests.ports import free_ports
+from tests.readmes import MINUTES, install, read_readme, run, run_until_printed
 
 HERE = Path(__file__).parents[1]
 README, (INSTALL, PROGRAM, COMMAND, *_) = read_readme(__file__)

@@ -55,7 +55,7 @@ class DebouncedTask(BaseTask):
             raise InvalidArgument("once", once, "a merged call has no key of its own", fix)
         if not hasattr(cls, "gate"):
             fix = "Pass base=debounced_tasks(gate)"
-            raise InvalidArgument("debounce", cls.debounce, "the class of the task has no gate", fix)
+            raise InvalidArgument("debounce", cls.debounce, "its class has no gate", fix)
         options = cast("dict[str, Any]", {"name": cls.name, **cls.debounce})
         if "key" not in options:
             raise InvalidArgument(
@@ -96,7 +96,7 @@ class DebouncedTask(BaseTask):
 
 
 def dump_models(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of a call as a worker gets them: Celery 5.7 dumps the models of a task with `pydantic=True`."""
+    """Return the arguments of a call as a worker gets them: Celery 5.7 dumps models, with `pydantic=True`."""
     dump = getattr(task, "_dump_pydantic_arguments", None)
     return (args, kwargs) if dump is None or task.serializer == "pickle" else dump(args, kwargs)
 

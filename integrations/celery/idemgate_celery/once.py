@@ -58,7 +58,7 @@ class OnceTask(BaseTask):
         if cls.once is None:
             return
         if not hasattr(cls, "gate"):
-            raise InvalidArgument("once", cls.once, "the class of the task has no gate", "Pass task_cls=once_tasks(gate)")
+            raise InvalidArgument("once", cls.once, "its class has no gate", "Pass task_cls=once_tasks(gate)")
         if not isinstance(cls.once, str | dict):
             raise InvalidArgument("once", cls.once, "neither a template nor a dict", _LIKE)
         if "key" not in cls._once_options():

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from integrations.readmes import MINUTES, install, read_readme, run
+from tests.readmes import MINUTES, install, read_readme, run
 
 FOLDER = Path(__file__).parents[1]
 _, (INSTALL, PROGRAM, COMMANDS, *BLOCKS) = read_readme(__file__)

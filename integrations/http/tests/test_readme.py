@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from integrations.readmes import MINUTES, install, read_readme, run
 from tests.ports import free_ports
+from tests.readmes import MINUTES, install, read_readme, run
 
 HERE = Path(__file__).parents[1]
 README, (INSTALL, PROGRAM, COMMANDS, *_) = read_readme(__file__)

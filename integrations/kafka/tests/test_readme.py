@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from idemgate_kafka import KafkaConsumer
 
-from integrations.readmes import MINUTES, install, read_readme, run, run_until_printed
+from tests.readmes import MINUTES, install, read_readme, run, run_until_printed
 from tests.tansu import running_tansu
 
 HERE = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from idemgate_sql.psycopg import Inbox
 
-from integrations.readmes import MINUTES, install, read_readme, run
+from tests.readmes import MINUTES, install, read_readme, run
 
 HERE = Path(__file__).parents[1]
 README, (INSTALL, PROGRAM, COMMAND, *_) = read_readme(__file__)
