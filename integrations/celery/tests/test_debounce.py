@@ -81,7 +81,7 @@ def test_calls_with_a_model_merge_by_the_key_of_what_is_sent(
 ) -> None:
     (gate, clock), ran = moved, list[Any]()
 
-    @app.task(base=debounced_tasks(gate), debounce={"key": "{order[id]}", "quiet": "1s"}, pydantic=True)
+    @app.task(name="index", base=debounced_tasks(gate), debounce={"key": "{order[id]}", "window": "1s"}, pydantic=True)
     def index(order: Order) -> None:
         ran.append(order)
 

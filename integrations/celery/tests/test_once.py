@@ -460,9 +460,11 @@ def test_a_class_without_a_gate_is_refused(broker: str) -> None:
 
     app = Celery("tests", broker=broker, task_cls=OnceTask, set_as_current=False)
     with pytest.raises(InvalidArgument, match=r"once=.*task_cls=once_tasks\(gate\)"):
-        app.task(once="{order}", lazy=False, shared=False)(charge)
+        app.task(name="charge", once="{order}", lazy=False, shared=False)(charge)
     with pytest.raises(InvalidArgument, match=r"debounce=.*base=debounced_tasks\(gate\)"):
-        app.task(base=DebouncedTask, debounce={"key": "{order}"}, lazy=False, shared=False)(charge)
+        app.task(
+            name="index", base=DebouncedTask, debounce={"key": "{order}"}, lazy=False, shared=False,
+        )(charge)  # fmt: skip
 
 
 def test_bad_defaults_are_refused_at_once(gate: Gate) -> None:
