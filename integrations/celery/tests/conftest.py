@@ -11,9 +11,10 @@ from typing import Any
 import kombu.pools
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, Task
 from celery.contrib.testing.worker import start_worker
 from idemgate_celery import once_tasks
+from kombu.asynchronous import set_event_loop
 
 from idemgate import Gate
 
@@ -37,6 +38,7 @@ def app(gate: Gate, broker: str) -> Iterator[Celery]:
 def no_leftovers() -> Iterator[None]:
     """Collect the connections that kombu leaves to the garbage collector: a later test would be blamed for them."""
     yield
+    set_event_loop(None)  # else the next worker of Celery 5.5 in this process fires no `eta`
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         kombu.pools.reset()
@@ -53,6 +55,11 @@ def close_app(app: Celery) -> None:
     backend.result_consumer._pubsub = None  # else results connect again when they are collected
     backend.client.connection_pool.disconnect()
     app.close()
+
+
+sends_models = pytest.mark.skipif(
+    not hasattr(Task, "_dump_pydantic_arguments"), reason="Celery before 5.7 sends no models"
+)
 
 
 def build_app(gate: Gate, broker: str, visibility: float = 60, **defaults: Any) -> Celery:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock, drain
+from integrations.celery.tests.conftest import sends_models
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -76,6 +77,7 @@ def test_many_calls_become_a_few_tasks(app: Celery, moved: tuple[Gate, Clock], w
     assert other == ("p2", ["title"], "")
 
 
+@sends_models
 def test_calls_with_a_model_merge_by_the_key_of_what_is_sent(
     app: Celery, moved: tuple[Gate, Clock], work: Callable[..., Any]
 ) -> None:

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from idemgate import AlreadyInProgress, Gate, InvalidArgument, KeyReused
 from idemgate.errors import AttemptsExhausted
+from integrations.celery.tests.conftest import sends_models
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -290,6 +291,7 @@ def test_a_copy_of_a_pydantic_task_gets_what_the_first_got(app: Celery, gate: Ga
     assert gate.counters["consumer.handled"] == 1
 
 
+@sends_models
 def test_a_model_has_the_key_of_what_is_sent(app: Celery, gate: Gate, work: Work) -> None:
     ran: list[Order] = []
 

@@ -19,7 +19,7 @@ import pytest
 from tests.readmes import MINUTES, install, read_readme, run
 
 FOLDER = Path(__file__).parents[1]
-_, (INSTALL, PROGRAM, COMMANDS, *BLOCKS) = read_readme(__file__)
+_, (INSTALL, PROGRAM, COMMANDS, *BLOCKS, _) = read_readme(__file__)
 
 
 def connect(block: str, store: str, broker: str) -> str:
