@@ -262,8 +262,10 @@ class ConsumerContract:
         finally:
             doomed_work.release()
         await self._stop(transport, consumer)
-        assert (doomed_work.runs, work.runs) == (["a"], ["a"])
-        assert await self._is_done(transport, "a")
+        record = await transport.gate.aio.inspect("a", scope=SCOPE)
+        assert (doomed_work.runs[0], work.runs[0], record.state) == ("a", "a", "done")
+        # A lease that a busy machine renews too late costs another attempt
+        assert len(doomed_work.runs + work.runs) <= record.attempts
 
     async def test_a_message_in_progress_elsewhere_returns_later(self, transport: Transport, kind: str) -> None:
         self._require(transport.redelivers, "redelivers no message")
