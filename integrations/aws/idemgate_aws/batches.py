@@ -11,17 +11,9 @@ from typing import Any, Unpack
 
 from idemgate import Gate, Guard, InvalidArgument
 from idemgate.core.backoff import delays
+from idemgate.core.scopes import scope_of
 from idemgate.core.validation import check_parameters, is_async
-from idemgate.types import (
-    BackoffPolicy,
-    GuardOptions,
-    KeyCallable,
-    Verdict,
-    check_function,
-    check_gate,
-    milliseconds,
-    scope_of,
-)
+from idemgate.types import BackoffPolicy, GuardOptions, KeyCallable, Verdict, check_function, check_gate, milliseconds
 from idemgate_aws.message import SqsMessage, body_of, build_dead_letter, check_fields
 from idemgate_aws.queue import LONGEST, check_client, check_url
 

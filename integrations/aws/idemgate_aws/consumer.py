@@ -16,20 +16,12 @@ from typing import Any, Unpack
 from idemgate import Duration, Gate, InvalidArgument
 from idemgate.core.backoff import delays
 from idemgate.core.clock import monotonic
+from idemgate.core.scopes import scope_of
 from idemgate.core.text import event_log, message_of, one_line
 from idemgate.core.validation import check_int, check_parameters
 from idemgate.core.verdict import choose_step
 from idemgate.core.waits import wait_until_done, wait_within
-from idemgate.types import (
-    BackoffPolicy,
-    GuardOptions,
-    KeyCallable,
-    Verdict,
-    check_function,
-    check_gate,
-    milliseconds,
-    scope_of,
-)
+from idemgate.types import BackoffPolicy, GuardOptions, KeyCallable, Verdict, check_function, check_gate, milliseconds
 from idemgate_aws.message import SqsMessage, body_of, check_fields
 from idemgate_aws.queue import BATCH, LONGEST, SqsQueue, check_url, is_unanswered
 

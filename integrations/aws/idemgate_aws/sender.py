@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
-from idemgate import Delivery, InvalidArgument
+from idemgate import Delivery
+from idemgate.core.sending import describe_delivery, dump_payload
 from idemgate.core.text import message_of, one_line
 from idemgate.errors import DownstreamUnavailable
 from idemgate_aws.message import allowed_text
@@ -58,8 +58,12 @@ class SqsSender:
 
     def _build_message(self, delivery: Delivery[Any]) -> dict[str, Any]:
         url = self._queue.url
+        attributes = {
+            name: {"DataType": "Number" if isinstance(fact, int) else "String", "StringValue": allowed_text(str(fact))}
+            for name, fact in {"idemgate-id": delivery.id, **describe_delivery(delivery)}.items()
+        }
         message: dict[str, Any] = {
-            "QueueUrl": url, "MessageBody": _to_json(delivery.payload), "MessageAttributes": _list_attributes(delivery),
+            "QueueUrl": url, "MessageBody": dump_payload(delivery.payload), "MessageAttributes": attributes,
         }  # fmt: skip
         is_fifo = url.endswith(".fifo")
         if self._group is not None:
@@ -69,30 +73,6 @@ class SqsSender:
         if is_fifo:
             message["MessageDeduplicationId"] = _to_id(delivery.id)
         return message
-
-
-def _to_json(payload: object) -> str:
-    try:
-        return json.dumps(payload, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        fix = "Trigger with None, bool, int, float, str, list or dict"
-        raise InvalidArgument("payload", type(payload), f"not JSON: {error}", fix) from None
-
-
-def _list_attributes(delivery: Delivery[Any]) -> dict[str, dict[str, str]]:
-    texts = {
-        "id": delivery.id, "topic": delivery.topic, "key": delivery.key, "reason": delivery.reason,
-        "first-at": delivery.first_at.isoformat(timespec="milliseconds"),
-        "last-at": delivery.last_at.isoformat(timespec="milliseconds"),
-    }  # fmt: skip
-    numbers = {"count": delivery.count, "attempt": delivery.attempt}
-    return {
-        **{
-            f"idemgate-{name}": {"DataType": "String", "StringValue": allowed_text(each)}
-            for name, each in texts.items()
-        },
-        **{f"idemgate-{name}": {"DataType": "Number", "StringValue": str(each)} for name, each in numbers.items()},
-    }
 
 
 def _to_id(text: str) -> str:

@@ -15,17 +15,9 @@ from faststream.exceptions import AckMessage, HandlerException, IgnoredException
 from idemgate import Duration, Gate, Guard, InvalidArgument, StoreError, Verdict
 from idemgate.core.backoff import delays
 from idemgate.core.key_template import KeySpec, compile_message_key
+from idemgate.core.scopes import scope_of
 from idemgate.core.validation import check_parameters
-from idemgate.types import (
-    BackoffPolicy,
-    GuardOptions,
-    Keep,
-    KeyCallable,
-    check_function,
-    check_gate,
-    milliseconds,
-    scope_of,
-)
+from idemgate.types import BackoffPolicy, GuardOptions, Keep, KeyCallable, check_function, check_gate, milliseconds
 from idemgate_faststream.identity import check_redelivery, expose_given_ids, redelivery_of
 from idemgate_faststream.responses import pack_response, unpack_response
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any, Self
 
 from idemgate import Delivery, InvalidArgument
+from idemgate.core.sending import describe_delivery, dump_payload
 from idemgate.core.text import message_of, one_line
 from idemgate.errors import DownstreamUnavailable
 from idemgate_kafka.clients import ProducerClient, Settings, choose_library
-from idemgate_kafka.message import Headers
 
 __all__ = ["KafkaSender"]
 
@@ -61,7 +60,9 @@ class KafkaSender:
 
     async def __call__(self, delivery: Delivery[Any]) -> None:
         """Produce a delivery."""
-        value, headers = _to_json(delivery.payload), _list_headers(delivery)
+        value = dump_payload(delivery.payload).encode()
+        facts = {"idemgate-id": delivery.id, **describe_delivery(delivery)}
+        headers = tuple((name, str(fact).encode(errors="surrogatepass")) for name, fact in facts.items())
         try:
             producer = await asyncio.shield(self._open())
             await producer.send(self._topic, delivery.key.encode(errors="surrogatepass"), value, headers)
@@ -99,21 +100,3 @@ class KafkaSender:
 
 def _has_failed(opening: asyncio.Task[ProducerClient]) -> bool:
     return opening.done() and (opening.cancelled() or opening.exception() is not None)
-
-
-def _to_json(payload: object) -> bytes:
-    try:
-        return json.dumps(payload, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        fix = "Trigger with None, bool, int, float, str, list or dict"
-        raise InvalidArgument("payload", type(payload), f"not JSON: {error}", fix) from None
-
-
-def _list_headers(delivery: Delivery[Any]) -> Headers:
-    facts = {
-        "id": delivery.id, "topic": delivery.topic, "key": delivery.key, "count": delivery.count,
-        "first-at": delivery.first_at.isoformat(timespec="milliseconds"),
-        "last-at": delivery.last_at.isoformat(timespec="milliseconds"), "reason": delivery.reason,
-        "attempt": delivery.attempt,
-    }  # fmt: skip
-    return tuple((f"idemgate-{name}", str(fact).encode(errors="surrogatepass")) for name, fact in facts.items())

@@ -16,15 +16,11 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 from pika.spec import Basic, BasicProperties
 
-from idemgate import (
-    Duration,
-    Gate,
-    InvalidArgument,
-    StoreUnavailable,
-)
+from idemgate import Duration, Gate, InvalidArgument, StoreUnavailable
 from idemgate.core.pickling import PickledByName
 from idemgate.core.scopes import check_unregistered
 from idemgate.core.text import event_log, one_line
+from idemgate.core.validation import check_parameters
 from idemgate.core.verdict import counts_no_attempt
 from idemgate.errors import NotConfigured, ServerRejected
 from idemgate.types import Verdict, check_function, check_gate, milliseconds, scope_of
@@ -98,23 +94,17 @@ def guarded(
     `def on_message(channel, method, properties, body)` is a callback of pika's BlockingConnection. It blocks that
     connection while it runs.
 
-    | event | settlement | counter |
-    |---|---|---|
-    | the callback returned and its completion was stored | acknowledged | `rabbitmq.handled` |
-    | the message was done before | acknowledged, without a call | `rabbitmq.duplicate` |
-    | another consumer runs the message | held until its claim ends | `rabbitmq.held_in_progress` |
-    | ... and still runs it after `hold` | requeued without a count | `rabbitmq.in_progress` |
-    | the store failed before the callback ran | held until the store answers | `rabbitmq.held_store_unavailable` |
-    | ... and still fails after `hold` | requeued without a count | `rabbitmq.store_unavailable` |
-    | the callback raised `Bury`, or an error that each delivery repeats (below) | rejected | `rabbitmq.rejected` |
-    | the callback raised what is not the message's fault (below) | requeued without a count | `rabbitmq.deferred` |
-    | the callback raised anything else | requeued after `pause`, or the delay of `Retry` | `rabbitmq.failed` |
-    | ... in the last of `max_attempts` | rejected | `rabbitmq.rejected` |
-    | the claim raised anything else, such as `UnexpectedData` | requeued after `pause` | `rabbitmq.failed` |
-    | the store failed after the callback returned | acknowledged; a copy may run again | `rabbitmq.handled` |
-    | the callback returned after its lease was lost | requeued without a count after `pause` | `rabbitmq.lost` |
-    | no message id, same id with another body, attempts exhausted | rejected, without a call | `rabbitmq.rejected` |
-    | the channel closed, or the task was cancelled | left to the broker, which redelivers | `rabbitmq.unsettled` |
+    | verdict | settlement |
+    |---|---|
+    | handled, duplicate | acknowledged |
+    | another consumer runs the message, or the store failed before the callback ran | held, then decided again |
+    | the same after `hold`, lease lost, or what is not the message's fault (below) | requeued without a count |
+    | failed | requeued after `pause`, or the delay of `Retry` |
+    | rejected: each delivery would end in the same error | rejected |
+    | the channel closed, or the task was cancelled | left to the broker, which redelivers |
+
+    The README has the counter of each event. If the store fails after the callback returned, the message is
+    acknowledged, and a copy may run again.
 
     A held message stays unacknowledged. With aio-pika the guard retries the claim as soon as the other claim ends, with
     pika every `pause`. If the other consumer completed, the guard acknowledges the message. If it failed or was killed,
@@ -160,8 +150,10 @@ def guarded(
 
     def decorate(func: F) -> F:
         check_unregistered(func, "guarded")
-        is_async = _is_coroutine_function(func)
-        _check_parameters(func, ("message",) if is_async else ("channel", "method", "properties", "body"))
+        check_function(func)
+        is_async = inspect.iscoroutinefunction(func)
+        names = ("message",) if is_async else ("channel", "method", "properties", "body")
+        check_parameters(func, "function", *names)
         guard = _ConsumerGuard(gate, func, scope, options, pause_seconds, hold_seconds)
         consume = guard.consume_aio if is_async else guard.consume_blocking
         callback = _Callback(consume)
@@ -414,17 +406,3 @@ def _is_channel_open(message: AbstractIncomingMessage) -> bool:
         return message.channel is not None
     except CONNECTION_EXCEPTIONS:  # aio-pika raises if the channel is closed
         return False
-
-
-def _check_parameters(func: Callable[..., Any], names: tuple[str, ...]) -> None:
-    """Raise InvalidArgument unless the callback can be called as its client calls it."""
-    try:
-        inspect.signature(func).bind(*names)
-    except TypeError as error:
-        call = f"({', '.join(names)})"
-        raise InvalidArgument("function", func, f"cannot be called with {call}: {error}", f"Define {call}") from None
-
-
-def _is_coroutine_function(func: Callable[..., Any]) -> bool:
-    check_function(func)
-    return inspect.iscoroutinefunction(func)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgpack
 
 from idemgate import Delivery, Duration, InvalidArgument, Retry
+from idemgate.core.sending import describe_delivery
 from idemgate.errors import DownstreamUnavailable
 from idemgate.types import milliseconds
 
@@ -144,15 +145,7 @@ def _headers(delivery: Delivery[Any]) -> dict[str, str | int]:
         raise InvalidArgument(
             "key", delivery.key, f"{len(delivery.key)} characters long", f"Use at most {LONG}, or a hash"
         )
-    return {
-        "idemgate-topic": delivery.topic,
-        "idemgate-key": delivery.key,
-        "idemgate-count": delivery.count,
-        "idemgate-first-at": delivery.first_at.isoformat(timespec="milliseconds"),
-        "idemgate-last-at": delivery.last_at.isoformat(timespec="milliseconds"),
-        "idemgate-reason": delivery.reason,
-        "idemgate-attempt": delivery.attempt,
-    }
+    return describe_delivery(delivery)
 
 
 def _checked_url(url: str) -> str:

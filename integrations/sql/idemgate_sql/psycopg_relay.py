@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from idemgate_sql.database import Params, Rows, read_text
+from idemgate_sql.database import Rows, read_text
 from idemgate_sql.names import shorten_channel
 from idemgate_sql.relay_connection import RelayThread
 
@@ -70,17 +70,14 @@ class _AsyncConnection:
 
     async def lock(self, names: Collection[str]) -> set[str]:
         """Return the names whose lock this connection has; see `RelayConnection.lock`."""
-        return self._locks.add(await self._run(_LOCK, self._locks.request(names)), names)
+        return self._locks.add(await self.execute(_LOCK, self._locks.request(names)), names)
 
     async def unlock(self, name: str) -> None:
         """Release a lock; see `RelayConnection.unlock`."""
-        await self._run(_UNLOCK, self._locks.release(name))
+        await self.execute(_UNLOCK, self._locks.release(name))
 
-    async def execute(self, sql: str, params: Params) -> Rows:
+    async def execute(self, sql: str, params: Any) -> Rows:
         """Execute a statement; see `RelayConnection.execute`."""
-        return await self._run(sql, params)
-
-    async def _run(self, sql: str, params: Any) -> Rows:
         async with psycopg.AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
             await cursor.execute(sql.encode(), params)
             return await cursor.fetchall() if cursor.description else ()
@@ -122,17 +119,14 @@ class _BlockingConnection:
 
     async def lock(self, names: Collection[str]) -> set[str]:
         """Return the names whose lock this connection has; see `RelayConnection.lock`."""
-        return self._locks.add(await self._run(_LOCK, self._locks.request(names)), names)
+        return self._locks.add(await self.execute(_LOCK, self._locks.request(names)), names)
 
     async def unlock(self, name: str) -> None:
         """Release a lock; see `RelayConnection.unlock`."""
-        await self._run(_UNLOCK, self._locks.release(name))
+        await self.execute(_UNLOCK, self._locks.release(name))
 
-    async def execute(self, sql: str, params: Params) -> Rows:
+    async def execute(self, sql: str, params: Any) -> Rows:
         """Execute a statement; see `RelayConnection.execute`."""
-        return await self._run(sql, params)
-
-    async def _run(self, sql: str, params: Any) -> Rows:
         return await self._thread.run(_run, self._connection, sql, params)
 
     async def wait(
