@@ -61,4 +61,4 @@ def injecting(
         over.set()
         for thread in threads:
             thread.join()
-    assert not errors, errors
+        assert not errors, errors  # also if the block failed: a fault that could not be mended explains it
