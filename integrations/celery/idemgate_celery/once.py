@@ -104,13 +104,15 @@ class OnceTask(BaseTask):
         error = verdict.error
         if error is not None and isinstance(told := error_of_run(error), _CONTROL):
             raise told  # after the last attempt, too: Celery has enqueued the retry, whose run is refused
+        if self._fails(verdict):  # for the last time
+            verdict = verdict._replace(outcome="rejected")
         if in_worker:
             self.gate.record_settlement(self.name, verdict, request.id)
         if verdict.action == "ack":
             return verdict.value
         if not in_worker and error is None:  # `on_in_progress="skip"`
             return None
-        if verdict.action == "reject" or not in_worker or self._fails(verdict):
+        if verdict.action == "reject" or not in_worker:
             assert error is not None
             raise error
         raise self._send_again(verdict)

@@ -104,6 +104,7 @@ def test_a_failure_is_that_of_celery(app: Celery, gate: Gate, work: Work) -> Non
         assert outcome(again.delay("a")) == "ok"
     assert sorted(ran) == ["a", "a", "a", "f"]
     assert gate.inspect("f", scope="fails").state == "released"
+    assert (gate.counters["consumer.rejected"], gate.counters["consumer.failed"]) == (1, 0)
 
 
 def test_attempts_are_those_of_the_guard_if_it_limits_them(app: Celery, gate: Gate, work: Work) -> None:
