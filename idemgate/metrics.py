@@ -135,7 +135,7 @@ PROCESS_METRICS: Mapping[str, Declared] = {
     "idemgate_process_store_call_seconds": Declared("histogram", "Single calls of the store: a sample every 50 ms"),
 }  # fmt: skip
 """The metrics of a process."""
-_OF_SCOPE = ("key-held",)
+_OF_SCOPE = ("key-held", "calls-hang")
 """The kinds of findings about a scope. All others are about a topic, or about neither."""
 Sample = tuple[str, tuple[str, ...], tuple[float, ...]]
 """A metric, its labels, and its number; of a histogram the number of each bucket. Samples with equal labels add up."""

@@ -227,8 +227,10 @@ RUNNING_KINDS: dict[str, Kind] = {
     ),
     "messages-rejected": Kind(
         "warning",
-        "consumers of a broker gave up messages lately: they failed for the last time, or their key or body is wrong",
-        "the log has them (consumer.rejected); mend the handler or the producer, then redrive the dead letters",
+        "consumers or subscribers gave up messages lately: they failed for the last time, or their key or body is"
+        " wrong",
+        "the log has them (consumer.rejected, subscriber.dead or subscriber.failed); mend the handler or the producer,"
+        " then redrive the dead letters",
         1,
         "in ten minutes",
     ),
@@ -264,6 +266,14 @@ RUNNING_KINDS: dict[str, Kind] = {
         "warning",
         "the owner of the key lost its lease, and whether its work is done is unknown",
         "find out whether the work is done, then `idemgate key resolve` with --done or --again",
+    ),
+    "calls-hang": Kind(
+        "warning",
+        "a guarded call waits for something that does not answer: nobody else may run its key, unless max_run has ended"
+        " its lease",
+        "restart the process, and give the call a timeout; if it may run that long, set its max_run",
+        3600,
+        "s",
     ),
     "leases-lost": Kind(
         "warning",

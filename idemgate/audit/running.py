@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +23,13 @@ _COUNTERS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "leases-lost": ("last_10_minutes", (("worker.lease_lost", "worker.lost"), ("once.lease_lost", "once.lost"))),
     "ran-unguarded": ("last_10_minutes", (("once.store_error.run",), ("once.store_error.local",))),
     "completion-lost": ("last_10_minutes", (("once.completion_lost",),)),
-    "messages-rejected": ("last_10_minutes", (("consumer.rejected",), ("rabbitmq.rejected",))),
+    "messages-rejected": (
+        "last_10_minutes",
+        (
+            ("consumer.rejected",), ("rabbitmq.rejected",), ("stream.dead",), ("list.dead",), ("channel.failed",),
+            ("channel.rejected",), ("channel.dropped",),
+        ),
+    ),
     "broker-unavailable": (
         "last_10_minutes",
         (
@@ -37,13 +42,6 @@ _COUNTERS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
 
 Counters that stand together may count the same event, while the work runs and when it ends: only the larger one counts.
 """
-_FAILED_STORE = re.compile(
-    r"(?:idemgate\.errors\.)?(?:StoreUnavailable|NotDurable|ServerRejected)\b"
-    r"|(?:redis|valkey)\.exceptions\.(?:ConnectionError|TimeoutError|MaxConnectionsError|\w*DownError|BusyLoadingError"
-    r"|OutOfMemoryError|ReadOnlyError|NoPermissionError)\b"
-    r"|.*\b(?:OOM command not allowed|READONLY You can't write|LOADING Redis is|MISCONF |NOREPLICAS |CLUSTERDOWN )"
-)
-"""How errors begin, or what they hold, if the store failed and not the handler."""
 BURIED_BY_OPERATOR = "buried by an operator"
 """The reason of `topic bury` without a reason: its letters are no news."""
 _TEN_MINUTES = 600
@@ -319,8 +317,7 @@ def _type_of(reason: str) -> str:
 
 def _judge_keys(snapshot: Snapshot) -> Iterator[Finding]:
     for message in snapshot.failing:
-        # No message is at fault for an error of the store, and a buried one would have to be brought back.
-        if message.attempts >= limit_of("poison-message") and not _FAILED_STORE.match(message.error):
+        if message.attempts >= limit_of("poison-message"):
             what = f"failed {message.attempts} times, and is tried again: {message.error}"
             mend = verb_line("topic", "bury", message.topic, message.key, **_group(message.group))
             numbers = {"attempts": message.attempts}
@@ -330,6 +327,7 @@ def _judge_keys(snapshot: Snapshot) -> Iterator[Finding]:
         mend = verb_line("key", "show", key.key, scope=key.scope)
         what = f"waits for a decision since its attempt {key.attempts}"
         yield Finding("key-held", key.key, what, mend, key.scope, since=key.since)
+    yield from _judge_calls(snapshot)
     fast = [one.name for one in snapshot.processes if (one.ahead or 0) >= limit_of("process-clock")]
     undone = f". A reset is undone while {_some(fast)} sends with a clock that is ahead" if fast else ""
     for known in snapshot.versions:
@@ -338,6 +336,27 @@ def _judge_keys(snapshot: Snapshot) -> Iterator[Finding]:
             what = f"its version {known.version} is a time {_span(ahead)} ahead of the server's clock{undone}"
             mend = verb_line("topic", "reset-version", known.topic, known.key, **_group(known.group))
             yield Finding("version-ahead", known.key, what, mend, known.topic, numbers={"ahead": ahead})
+
+
+def _judge_calls(snapshot: Snapshot) -> Iterator[Finding]:
+    """Judge guarded calls that run for longer than their `max_run`, or for very long without one."""
+    by_scope: defaultdict[str, list[tuple[datetime, str, RunningWork]]] = defaultdict(list)
+    for one in snapshot.processes:
+        for work in one.running:
+            if work.max_run is not None and _age(snapshot, work.since) >= _most_seconds(work.max_run):
+                by_scope[work.of].append((work.since, one.name, work))
+    for scope, hanging in by_scope.items():
+        since, process, oldest = min(hanging, key=lambda one: one[0])
+        most = f"its max_run of {oldest.max_run / 1000:g}" if oldest.max_run else f"{limit_of('calls-hang'):g}"
+        where = f" at {oldest.location}" if oldest.location else ""
+        others = f", and {_count(len(hanging) - 1, 'other call', '')} of the scope" if len(hanging) > 1 else ""
+        mend, numbers = verb_line("worker", "ls", of=scope, key=oldest.key), {"hanging": len(hanging)}
+        what = f"runs for more than {most} s{where}{others}"
+        yield Finding("calls-hang", oldest.key, what, mend, scope, process, since, numbers)
+
+
+def _most_seconds(max_run: int) -> float:
+    return max_run / 1000 or limit_of("calls-hang")
 
 
 def _group(name: str) -> dict[str, str]:

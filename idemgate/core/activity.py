@@ -58,6 +58,7 @@ class Failure(NamedTuple):
 
     `of` is the topic or scope. `attempt` is None if it is unknown, and for a trigger. `at` is in seconds of
     `monotonic`. `retry_after` is the delay until the next attempt in seconds, or None if no attempt is scheduled.
+    `of_store` is true if a server failed, and not the handler.
     """
 
     of: str
@@ -66,6 +67,7 @@ class Failure(NamedTuple):
     error: str
     at: float
     retry_after: float | None = None
+    of_store: bool = False
 
 
 class TopicTimes:
@@ -87,7 +89,8 @@ class Activity:
     Attributes:
         failures: The newest failures of handlers and guarded functions.
         failing: The newest failure of each message that failed often and is tried again, by topic and key. Other
-            failures do not push it out: they may be many between two attempts of one message.
+            failures do not push it out: they may be many between two attempts of one message, or while a server is
+            away.
         refused: The newest triggers that this process refused.
         topics: Durations of the topics that a worker of this process serves.
         held: The keys that this process found held, as scope and key. The store may know better by now.
@@ -107,11 +110,13 @@ class Activity:
         self.adopted: dict[str, tuple[int, int]] = {}
         self.calls: Sampled = Sampled()
 
-    def note_failure(self, of: str, key: str, attempt: int | None, error: str, retry_after: float | None) -> None:
+    def note_failure(
+        self, of: str, key: str, attempt: int | None, error: str, retry_after: float | None, of_store: bool = False
+    ) -> None:
         """Remember that a handler or a guarded function failed. Any thread may call it."""
-        one = Failure(of, key, attempt, error, monotonic(), retry_after)
+        one = Failure(of, key, attempt, error, monotonic(), retry_after, of_store)
         self.failures.append(one)
-        if retry_after is not None and (attempt or 0) >= OFTEN:
+        if retry_after is not None and (attempt or 0) >= OFTEN and not of_store:
             _keep(self.failing, (of, key), one)
         else:
             self.failing.pop((of, key), None)

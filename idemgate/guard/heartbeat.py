@@ -59,7 +59,7 @@ class Heartbeat(LeaseRenewal):
 
     The lease is that of `grant`, and counts from the request that started it. `execution` is marked when the lease is
     lost while the work runs. With `with_current`, `current()` returns `execution` until `end_work`. Work that runs for
-    longer than `max_run` is renewed no more.
+    longer than `max_run` is renewed no more, and still described.
     """
 
     __slots__ = (
@@ -146,20 +146,20 @@ class Heartbeat(LeaseRenewal):
         """Return the call whose lease this renews, or None once its work has ended. Any thread may call it."""
         if self._execution.has_ended:
             return None
-        request = self._grant.request
-        return Running(request.options.scope, text_of(request.key), self._grant.leased_at, self._runs_in)
+        request, options = self._grant.request, self._grant.request.options
+        return Running(options.scope, text_of(request.key), self._grant.leased_at, self._runs_in, options.max_run)
 
     def renew(self) -> tuple[Batch[None], ...]:
         """Build the renewal; called by the heartbeat thread."""
-        now = monotonic()
-        if now >= self._ends and not self._execution.has_ended:
+        now, execution = monotonic(), self._execution
+        if now >= self._ends and not (execution.has_ended or execution.lease_lost):
             self._stop_hung_run()
+        if execution.lease_lost:  # it hangs, and reports show it until it ends
             return ()
         return (Batch([build_renewal(self._grant, self._extended_until - now)], self._record_renewal),)
 
     def _stop_hung_run(self) -> None:
         """Let the lease of a run end that takes longer than `max_run`."""
-        self._context.heartbeat.remove(self)
         self._context.counters.add("once.max_run_exceeded")
         self._execution.lose()
         facts = log_facts(self._grant.request)
@@ -176,7 +176,7 @@ class Heartbeat(LeaseRenewal):
 
     def overdue(self) -> None:
         """Mark the lease as lost because no renewal succeeded in time."""
-        if not self._execution.has_ended:
+        if not (self._execution.has_ended or self._execution.lease_lost):
             self._lose()
 
     def _lose(self) -> None:

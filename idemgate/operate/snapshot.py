@@ -126,10 +126,14 @@ class _Taking:
     def _find_failing(self, processes: Sequence[Process]) -> tuple[FailingMessage, ...]:
         """Return the pending messages among those that failed often and are tried again."""
         failures: dict[tuple[str, str], WorkFailure] = {}
-        room = MOST_CALLS
+        room, known = MOST_CALLS, set[tuple[str, str]]()
         for one in _newest(processes):
             often = one.next_at is not None and (one.attempt or 0) >= limit_of("poison-message")
-            if often and one.of in self._calls and (one.of, one.key) not in failures:
+            if not often or one.of not in self._calls or (one.of, one.key) in known:
+                continue
+            known.add((one.of, one.key))
+            # No message is at fault for an error of the store, and a buried one would have to be brought back.
+            if not one.of_store:
                 room -= self._calls[one.of].policy.slots
                 if room < 0 or len(failures) == MOST_KEYS:
                     break

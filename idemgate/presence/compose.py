@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import time as wall_clock
 from typing import Any
 
@@ -47,10 +47,16 @@ class Composer:
             "up": _ms(now - self._started), "clock": round(wall_clock() * 1000),
             "places": [sum(one) for one in zip(*places, strict=True)] or [0, 0],
         }  # fmt: skip
-        (running, unlisted), (last_minute, times, calls) = self._list_running(now), self._list_times()
+        running, failures = sorted(self._running(), key=lambda one: one.since), activity.list_failures()
+        last_minute, times, calls = self._list_times()
+        # Facts of the entries of lists stand apart: a process of another version may not know them.
+        facts |= {
+            "calls": calls, "max_run": [one.max_run for one in running[:LISTED]],
+            "of_store": [number for number, one in enumerate(failures) if one.of_store],
+        }  # fmt: skip
         lists: dict[str, list[Any]] = {
-            "running": running,
-            "failures": [self._pack_failure(one, now) for one in activity.list_failures()],
+            "running": self._list_running(running[:LISTED], now),
+            "failures": [self._pack_failure(one, now) for one in failures],
             "topics": [cut_name(name) for runner in runners for name in runner.topics()],
             "times": times,
             "scopes": [cut_name(name) for name in tuple(self._context.scopes)],
@@ -60,7 +66,7 @@ class Composer:
             "adopted": [[cut_name(topic), *both] for topic, both in activity.adopted.copy().items()],
             "last_minute": last_minute,
         }
-        return pack_report({**facts, "calls": calls}, self._list_counters(), lists, {"running": unlisted})
+        return pack_report(facts, self._list_counters(), lists, {"running": max(0, len(running) - LISTED)})
 
     # -- numbers ------------------------------------------------------------------------------------------------------
 
@@ -101,18 +107,16 @@ class Composer:
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
-    def _list_running(self, now: float) -> tuple[list[list[Any]], int]:
-        """Return what runs, the oldest first, each with the line of code where it is; and how many are not listed."""
-        running = sorted(self._running(), key=lambda one: one.since)
+    def _list_running(self, running: Sequence[Running], now: float) -> list[list[Any]]:
+        """Return what runs, each with the line of code where it is."""
         threads = sys._current_frames() if running else {}
-        listed = [
+        return [
             [
                 cut_name(one.of), self._show("key", one.key), _ms(now - one.since),
                 _cut_front(find_location(one.runs_in, threads), LONGEST_TEXT),
             ]
-            for one in running[:LISTED]
+            for one in running
         ]  # fmt: skip
-        return listed, len(running) - len(listed)
 
     def _running(self) -> Iterator[Running]:
         for runner in self._context.runners.now():

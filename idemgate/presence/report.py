@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import zip_longest
+from itertools import chain, repeat, zip_longest
 from typing import Any
 
 from idemgate.core.activity import BOUNDS
@@ -60,20 +60,23 @@ class Times:
 class RunningWork:
     """A delivery or guarded call that ran at the time of the report. `of` is its topic or scope.
 
-    `location` is the file, the line and the function where it was. It is empty if that is unknown.
+    `location` is the file, the line and the function where it was. It is empty if that is unknown. `max_run` is that of
+    a guarded call in ms, 0 without a limit. It is None of a delivery, and of a version that does not report it.
     """
 
     of: str
     key: str
     since: datetime
     location: str
+    max_run: int | None = None
 
 
 @dataclass(slots=True)
 class WorkFailure:
     """A failed delivery or guarded call, or a refused trigger, which has no `attempt`. `of` is its topic or scope.
 
-    `next_at` is the time of the next attempt; None if none is scheduled.
+    `next_at` is the time of the next attempt; None if none is scheduled. `of_store` is true if a server failed, and not
+    the handler.
     """
 
     of: str
@@ -82,6 +85,7 @@ class WorkFailure:
     error: str
     at: datetime
     next_at: datetime | None
+    of_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +217,17 @@ def decode_report(process: str, seen_at: datetime, packed: bytes) -> Process:
             _times(facts["times"]), _times(facts.get("last_minute", ())),
             _buckets(facts["calls"]),
             tuple(
-                RunningWork(_text(of), _text(key), _ago(seen_at, age), _text(location))
-                for of, key, age, location in facts["running"]
+                RunningWork(
+                    _text(of), _text(key), _ago(seen_at, age), _text(location), None if most is None else _number(most)
+                )
+                for (of, key, age, location), most in zip(
+                    facts["running"], chain(facts.get("max_run", ()), repeat(None)), strict=False
+                )
             ),
-            tuple(_decode_failure(seen_at, failure) for failure in facts["failures"]),
+            tuple(
+                _decode_failure(seen_at, failure, number in facts.get("of_store", ()))
+                for number, failure in enumerate(facts["failures"])
+            ),
             tuple(_decode_failure(seen_at, failure) for failure in facts["refused"]),
             tuple((_text(of), _text(key)) for of, key in facts.get("held", ())),
             tuple((_text(of), _text(key), _text(group)) for of, key, group in facts.get("outdated", ())),
@@ -226,12 +237,12 @@ def decode_report(process: str, seen_at: datetime, packed: bytes) -> Process:
         )  # fmt: skip
 
 
-def _decode_failure(seen_at: datetime, failure: Any) -> WorkFailure:
+def _decode_failure(seen_at: datetime, failure: Any, of_store: bool = False) -> WorkFailure:
     of, key, attempt, error, age, after = failure
     at = _ago(seen_at, age)
     return WorkFailure(
         _text(of), _text(key), None if attempt is None else _number(attempt), _text(error), at,
-        None if after is None else at + timedelta(milliseconds=_number(after)),
+        None if after is None else at + timedelta(milliseconds=_number(after)), of_store,
     )  # fmt: skip
 
 

@@ -54,13 +54,14 @@ class Running(NamedTuple):
     """A delivery or a guarded call that runs now.
 
     `of` is its topic or scope. `since` is when it began, seconds of `monotonic`. `runs_in` is the task that runs it, or
-    the id of a thread.
+    the id of a thread. `max_run` is that of a guarded call in ms, 0 without a limit; None of a delivery.
     """
 
     of: str
     key: str
     since: float
     runs_in: object
+    max_run: int | None = None
 
 
 class Runner(NamedTuple):
@@ -185,7 +186,7 @@ class Tracer(Protocol):
         ...
 
     def once(self, scope: str, key: Any) -> AbstractContextManager[Step]:
-        """Begin a guarded call: before its claim, or in a batch when its handler starts."""
+        """Begin a guarded call: before its claim, in a batch when its handler starts, or the block of a claim."""
         ...
 
     def run_trace(self) -> bytes:

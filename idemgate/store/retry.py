@@ -27,6 +27,7 @@ __all__ = [
     "SendAll",
     "SendPlain",
     "explain_redirect",
+    "is_of_store",
     "is_out_of_memory",
     "is_transient",
     "lacks_cluster_url",
@@ -414,6 +415,31 @@ def is_out_of_memory(error: BaseException) -> bool:
 def is_refused(error: BaseException) -> bool:
     """Return True if the access list of the user refused the call."""
     return isinstance(error, ServerRejected) and _NOT_ALLOWED in str(error)
+
+
+_CLIENTS = ("redis.exceptions", "valkey.exceptions")
+_MOST_CAUSES = 20
+_OF_SERVER = frozenset({
+    "ConnectionError", "TimeoutError", "ReadOnlyError", "OutOfMemoryError", "NoPermissionError", "ClusterDownError",
+    "MasterDownError",
+})  # fmt: skip
+"""The classes of redis-py, and of valkey-py, by which a handler learns that its own server failed."""
+
+
+def is_of_store(error: BaseException | None) -> bool:
+    """Return True if a server failed, and not the handler that raised this error, or raised it from such an error."""
+    for _ in range(_MOST_CAUSES):
+        if error is None:
+            return False
+        names = {one.__name__ for one in type(error).__mro__ if one.__module__ in _CLIENTS}
+        if (
+            isinstance(error, StoreUnavailable | ServerRejected)
+            or names & _OF_SERVER
+            or ("ResponseError" in names and str(error).startswith(_TRANSIENT))
+        ):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 def lacks_cluster_url(error: Exception) -> bool:

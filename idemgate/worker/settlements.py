@@ -11,6 +11,7 @@ from idemgate.core.codec.storable import refuse_unfinished_inside
 from idemgate.core.text import event_log, last_line
 from idemgate.core.verdict import Verdict, choose_step, judge_error
 from idemgate.errors import DownstreamUnavailable, IdemgateError, InvalidArgument, PartialFailure
+from idemgate.store.retry import is_of_store
 from idemgate.topics.deliveries import Settlement, defer_oversize, nack_items
 from idemgate.topics.messages import Delivery
 from idemgate.topics.results import encode_result
@@ -77,7 +78,9 @@ def choose_settlement(entry: InFlight, verdict: Verdict[Any], stopping: bool) ->
         counters.add("worker.failed")
         retry_after = settlement.delay / 1000 if settlement.verb == "nack" and not _is_last(entry, attempt) else None
         failure = settlement.failure or last_line(error)
-        consumer.context.activity.note_failure(delivery.topic, delivery.key, attempt, failure, retry_after)
+        consumer.context.activity.note_failure(
+            delivery.topic, delivery.key, attempt, failure, retry_after, is_of_store(error)
+        )
     return settlement
 
 

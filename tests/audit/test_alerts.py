@@ -86,7 +86,7 @@ def test_a_finding_is_a_metric_with_its_topic_or_scope(kind: str) -> None:
     if there is not None:
         [one] = findings(there)
         assert one.kind == kind
-        of = ("scope" if kind == "key-held" else "topic", one.of)
+        of = ("scope" if kind in ("key-held", "calls-hang") else "topic", one.of)
         assert {of, ("finding", kind), ("severity", one.severity), ("namespace", "shop")} <= labels_of(kind).items()
     assert samples(there)["idemgate_up"] == {(("namespace", "shop"),): there is not None}
 

@@ -164,6 +164,14 @@ def test_a_message_that_fails_each_time(key: str, gate: Gate, command: Command, 
     assert topic.stats().dead == 1
 
 
+def test_no_message_is_at_fault_while_a_server_fails(gate: Gate, look: Look) -> None:
+    gate.topic("jobs", max_attempts=9).trigger("order-7", 1, delay="1h")
+    gate.context.activity.note_failure("jobs", "order-7", 8, "KeyError: 'address'", 3600)
+    gate.context.activity.note_failure("jobs", "order-7", 9, "StoreUnavailable", 3600, of_store=True)
+    serve(gate, "jobs")
+    assert look("--only", "order-7") == Status(0, {})
+
+
 def test_dead_letters(gate: Gate, command: Command, look: Look) -> None:
     topic = gate.topic("jobs", slots=2)
     topic.trigger_many([Trigger(f"order-{n}", n) for n in range(4)])

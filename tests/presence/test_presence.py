@@ -22,7 +22,7 @@ import pytest
 from idemgate import Gate
 from idemgate.core import keys
 from idemgate.core.calls import run_plan
-from idemgate.errors import InvalidArgument
+from idemgate.errors import InvalidArgument, StoreUnavailable
 from idemgate.presence import presence
 from idemgate.presence.calls import beat, read_processes
 from idemgate.presence.compose import Composer
@@ -185,7 +185,7 @@ async def test_a_worker_reports_what_runs_and_what_failed(gate: Gate, seen: Seen
     @blocking.handler
     def work(delivery: Any) -> None:
         if delivery.key == "fails":
-            raise ValueError("not\ntoday")
+            raise ValueError("not\ntoday") from StoreUnavailable("no answer", "no")
         release.wait(30)
 
     @awaiting.handler
@@ -208,6 +208,7 @@ async def test_a_worker_reports_what_runs_and_what_failed(gate: Gate, seen: Seen
         ending.set()
     assert (found.role, found.busy, found.places, {*found.topics}) == ("worker", 2, 7, {"blocking", "awaiting"})
     running = {work.of: work for work in found.running}
+    assert {work.max_run for work in found.running} == {None}
     assert running["blocking"].key == running["awaiting"].key == "runs"
     assert running["blocking"].location.endswith(" work")
     assert running["awaiting"].location.endswith(" work_async")
@@ -215,6 +216,7 @@ async def test_a_worker_reports_what_runs_and_what_failed(gate: Gate, seen: Seen
     assert (failures["blocking"].attempt, failures["blocking"].error) == (1, "ValueError: not ... today")
     assert failures["blocking"].next_at is not None
     assert (failures["awaiting"].error, failures["awaiting"].next_at) == ("KeyError: 'no'", None)
+    assert {of: failure.of_store for of, failure in failures.items()} == {"blocking": True, "awaiting": False}
     assert found.counters["worker.failed"].last_minute == found.counters["worker.failed"].total >= 2
     # And once they ended
     await asyncio.to_thread(report, gate)
@@ -244,7 +246,7 @@ async def test_a_guarded_call_is_reported_while_it_runs(gate: Gate, seen: Seen, 
     with suppress(ValueError):
         await (charge_async("k") if awaiting else asyncio.to_thread(charge, "k"))
     [running] = found[0].running
-    assert (running.of, running.key) == ("charge", "k")
+    assert (running.of, running.key, running.max_run) == ("charge", "k", 0)
     assert running.location.endswith(" charge_async" if awaiting else " report")
     assert found[0].scopes == ("charge",)
     # And its failure once it ended
@@ -253,6 +255,18 @@ async def test_a_guarded_call_is_reported_while_it_runs(gate: Gate, seen: Seen, 
     assert ended.running == ()
     [failure] = ended.failures
     assert (failure.of, failure.key, failure.attempt, failure.error) == ("charge", "k", 1, "ValueError: k")
+
+
+def test_a_guarded_call_that_hangs_is_reported_until_it_ends(gate: Gate, seen: Seen) -> None:
+    with gate.claim("k", scope="charge", lease="1s", max_run="100ms") as claim:
+        wait_until(lambda: claim.lease_lost)
+        report(gate)
+        [running] = seen()[0].running
+        assert (running.of, running.key, running.max_run) == ("charge", "k", 100)
+        gate.context.heartbeat.close()
+    report(gate)
+    assert seen()[0].running == ()
+    assert (gate.counters["once.max_run_exceeded"], gate.counters["once.lease_lost"]) == (1, 0)
 
 
 def test_a_report_that_arrives_while_all_are_read_has_its_own_time(gate: Gate, namespace: str) -> None:
@@ -275,11 +289,13 @@ def test_a_message_that_fails_often_is_reported_among_many_failures(gate: Gate, 
         gate.context.activity.note_failure("jobs", "poison", attempt, "KeyError: 'address'", retry_after)
         for n in range(30):
             gate.context.activity.note_failure("jobs", f"order-{n}", 1, "ConnectionError: closed", 1.0)
+        for n in range(20):
+            gate.context.activity.note_failure("jobs", f"late-{n}", 9, "StoreUnavailable", 1.0, of_store=True)
         report(gate)
         return [failure.key for failure in seen()[0].failures]
 
     gate.topic("jobs").open()
-    assert (fail(2, 60.0)[0], fail(3, 60.0)[0]) == ("order-29", "poison")
+    assert (fail(2, 60.0)[0], fail(3, 60.0)[0]) == ("late-19", "poison")
     assert "poison" not in fail(4, None)  # it is a dead letter
 
 

@@ -47,6 +47,19 @@ def test_ages_become_times_by_the_clock_of_the_server() -> None:
     assert report.refused[0].next_at is None
 
 
+def test_a_report_of_another_version_may_lack_facts_of_its_entries() -> None:
+    rows: dict[str, list[Any]] = {
+        "running": [["jobs", "k", 1, ""], ["charge", "k", 1, ""]], "failures": [["jobs", "k", 3, "no", 1, 5]] * 2
+    }  # fmt: skip
+    more = pack_report(FACTS | {"max_run": [None, 5000], "of_store": [1]}, [], LISTS | rows, {})
+    for report, most, of_store in (
+        (read(more), [None, 5000], [False, True]),
+        (read(packed(**rows)), [None] * 2, [False] * 2),
+    ):
+        assert [work.max_run for work in report.running] == most
+        assert [failure.of_store for failure in report.failures] == of_store
+
+
 def test_a_full_report_keeps_a_part_of_each_list_and_counts_the_rest() -> None:
     # Given much more than fits
     long = "x" * 160

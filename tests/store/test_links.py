@@ -34,7 +34,7 @@ from idemgate.store.connection_aio import open_connection
 from idemgate.store.embedded import server as embedded
 from idemgate.store.pubsub import PubSubConnection
 from idemgate.store.resp import pack_command
-from idemgate.store.retry import RetryBudget, is_transient
+from idemgate.store.retry import RetryBudget, is_of_store, is_transient
 from idemgate.store.url import endpoint_from_url
 from idemgate.testing import Clock
 from idemgate.testing.proxy import Proxy
@@ -165,6 +165,36 @@ PASSING: list[tuple[Exception, bool]] = [
 @for_each(("error", "passing"), PASSING, ids=lambda one: str(one)[:40])
 def test_which_errors_are_worth_another_try(error: Exception, passing: bool) -> None:
     assert is_transient(error) is passing
+
+
+OF_STORE = [
+    StoreUnavailable("no answer", "no"), ServerRejected("OOM command not allowed"),
+    rx.OutOfMemoryError("command not allowed"), rx.ReadOnlyError("You can't write"), rx.MaxConnectionsError("too many"),
+    rx.ResponseError("MISCONF Redis is configured to save RDB snapshots"),
+    type("ConnectionError", (Exception,), {"__module__": "valkey.exceptions"})("refused"),
+]  # fmt: skip
+OF_HANDLER = [
+    KeyError("redis.exceptions.TimeoutError"), ConnectionError("the peer closed the connection"),
+    RuntimeError("OOM command not allowed"), UnexpectedData("k", "a list"), rx.ResponseError("WRONGTYPE"),
+]  # fmt: skip
+
+
+@for_each("error", OF_STORE, ids=repr)
+def test_a_failed_server_is_told_from_a_failed_handler(error: Exception) -> None:
+    assert is_of_store(error)
+    with pytest.raises(ValueError, match="caused") as caused:
+        raise ValueError("caused") from error
+    assert is_of_store(caused.value)
+    meanwhile = ValueError("raised while that was handled")
+    meanwhile.__context__ = error
+    assert is_of_store(meanwhile)
+    meanwhile.__suppress_context__ = True  # by `from None`
+    assert not is_of_store(meanwhile)
+
+
+@for_each("error", OF_HANDLER, ids=repr)
+def test_a_failed_handler_is_told_from_a_failed_server(error: Exception) -> None:
+    assert not is_of_store(error)
 
 
 async def test_a_busy_script_is_waited_for(asker: Any, own: redis.Redis, own_url: str, three_tries: Any) -> None:

@@ -1,4 +1,4 @@
-"""The program that is watched. It has four topics with handlers and two guarded functions and a producer.
+"""The program that is watched. It has four topics with handlers and three guarded functions and a producer.
 
     idemgate run tools.night.app:gate   # a worker
     python -m tools.night.app 0         # the producer 0, with 50 triggers a second
@@ -79,13 +79,18 @@ def settle(key: str) -> str:
     return _call_bank("settle", key)
 
 
-GUARDED = {"charge": charge, "settle": settle}
+@gate.once(key="{key}", scope="audit", lease="2s", retention="10m", max_run="5s")
+def audit(key: str) -> str:
+    return _call_bank("audit", key)
+
+
+GUARDED = {"charge": charge, "settle": settle, "audit": audit}
 
 
 def _call_bank(scope: str, key: str) -> str:
     if world["stops"] and world["stops"][:2] == [scope, key]:
         os.kill(os.getpid(), world["stops"][2])  # killed, or stopped for longer than its lease
-    time.sleep(drawn.uniform(0, 0.005))
+    time.sleep(3600 if world["stuck"] == [scope, key] else drawn.uniform(0, 0.005))
     return f"receipt for {key}"
 
 

@@ -254,6 +254,20 @@ def held_key(live: Live, drawn: Random) -> Story:
 
 
 @incident
+def hanging_call(live: Live, drawn: Random) -> Story:
+    key = drawn.choice(KEYS)
+    live.change(stuck=["audit", key], calls=["audit", key])
+    with live.gate() as gate:
+        await_true(lambda: gate.inspect(key, scope="audit").state == "in_progress")
+    live.change(calls=None)
+    says = ("its max_run of 5 s", "app.py:")
+    yield Found("calls-hang", "audit", key, None, says, after=5, shows=("app.py:",))
+    live.change(stuck=None)
+    live.restart(*PRODUCERS)
+    yield Gone("calls-hang")
+
+
+@incident
 def key_completed_by_hand(live: Live, drawn: Random) -> Story:
     key = drawn.choice(KEYS)
     _kill_owner(live, key)
