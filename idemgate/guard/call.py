@@ -78,11 +78,11 @@ if TYPE_CHECKING:
     from idemgate.store.aio import PendingCall
 
 __all__ = [
-    "COUNTER_NAMES", "answer_duplicate", "claim_in_process", "decode_failure", "end_kept", "end_without_store",
-    "ending_of_failure", "ending_of_result", "is_late", "may_start", "pause", "record_claim", "record_end",
-    "record_unended", "rejection_error", "renew", "renew_async", "run", "run_async", "run_without_key",
-    "run_without_key_async", "runs_without_key", "send_claim", "send_claim_async",
-    "start_lease", "unfinished_of",
+    "COUNTER_NAMES", "add_run_trace", "answer_duplicate", "claim_in_process", "decode_failure", "end_kept",
+    "end_without_store", "ending_of_failure", "ending_of_result", "is_late", "may_start", "pause", "record_claim",
+    "record_end", "record_unended", "rejection_error", "renew", "renew_async", "replayed_trace", "run", "run_async",
+    "run_without_key", "run_without_key_async", "runs_without_key", "send_claim", "send_claim_async", "start_lease",
+    "unfinished_of",
 ]  # fmt: skip
 
 log: logging.Logger = event_log("idemgate.once")
@@ -764,7 +764,7 @@ def end_claim(guard: GuardContext, grant: Grant, ending: Ending | None) -> End |
         return end_without_store(guard, grant, ending)
     context = guard.context
     if context.tracer is not None:
-        ending = add_run_trace(context.tracer, ending)
+        ending = add_run_trace(context.tracer.run_trace(), ending)
     try:
         held = (context._link or context.link).run(build_end(grant, ending), *guard.end_timeouts)
     except StoreError as error:
@@ -782,7 +782,7 @@ async def end_claim_async(
     if ending is None or ending[0] == KEEP or grant.guarded_by == "process":
         return end_without_store(guard, grant, ending)
     if guard.context.tracer is not None:
-        ending = add_run_trace(guard.context.tracer, ending)
+        ending = add_run_trace(guard.context.tracer.run_trace(), ending)
     link = guard.context._aio_link or guard.context.aio_link
     pending = link.start(build_end(grant, ending), *guard.end_timeouts)
     try:
@@ -818,12 +818,12 @@ def end_without_store(guard: GuardContext, grant: Grant, ending: Ending | None) 
     return End(ending[0], interruption=ending[3])
 
 
-def add_run_trace(tracer: Tracer, ending: Ending) -> Ending:
+def add_run_trace(trace: bytes, ending: Ending) -> Ending:
     """Return the ending with the trace of the run, which is stored with its result or its failure."""
     kind, data, loses_model, interruption = ending
     if kind not in (VALUE, FAILURE):
         return ending
-    return kind, add_trace(data, tracer.run_trace()), loses_model, interruption
+    return kind, add_trace(data, trace), loses_model, interruption
 
 
 def replayed_trace(account: Account) -> bytes:

@@ -18,6 +18,7 @@ from idemgate.core.waits import is_cancelled
 from idemgate.errors import IdemgateError, InvalidArgument, LeaseLost, MissingKey, StoreError
 from idemgate.guard.acquire import ReplyOrError, acquire_many, acquire_many_async
 from idemgate.guard.call import (
+    add_run_trace,
     answer_duplicate,
     claim_in_process,
     end_without_store,
@@ -30,6 +31,7 @@ from idemgate.guard.call import (
     record_unended,
     renew,
     renew_async,
+    replayed_trace,
     start_lease,
     unfinished_of,
 )
@@ -63,9 +65,10 @@ class _Run(Generic[T]):
     """A message to run. It has no heartbeat if the store is away and `on_store_error` lets it run.
 
     A late renewal replaces the grant. `ran` is True once the handler was called, and `end` is set once its claim ended.
+    `trace` is that of its step, for a tracer.
     """
 
-    __slots__ = ("end", "grant", "heartbeat", "message", "position", "ran")
+    __slots__ = ("end", "grant", "heartbeat", "message", "position", "ran", "trace")
 
     def __init__(self, position: int, message: T, grant: Grant, heartbeat: Heartbeat | None) -> None:
         self.position = position
@@ -74,6 +77,7 @@ class _Run(Generic[T]):
         self.heartbeat = heartbeat
         self.ran = False
         self.end: End | None = None
+        self.trace: bytes = b""
 
 
 class _MessageBatch(Generic[T, R]):
@@ -131,7 +135,11 @@ class _MessageBatch(Generic[T, R]):
         """Add a message to run, or the verdict on a duplicate."""
         if isinstance(answer, Duplicate):
             request = self.requests[index]
-            self.verdicts[index] = judge(request, answer_duplicate(self.guard, request, answer))
+            account = answer_duplicate(self.guard, request, answer)
+            self.verdicts[index] = verdict = judge(request, account)
+            if (tracer := self.guard.context.tracer) is not None:
+                with tracer.once(request.options.scope, request.key) as step:
+                    step.note(verdict, replayed_trace(account))
             return
         heartbeat = None
         if answer.guarded_by == "lease":
@@ -185,6 +193,7 @@ class _MessageBatch(Generic[T, R]):
         """Do the same in a step. It ends with the handler, so it does not know whether the claim was lost."""
         request, error = run.grant.request, None
         with tracer.once(request.options.scope, request.key) as step:
+            run.trace = step.trace
             try:
                 with self.running(run):
                     yield
@@ -206,7 +215,7 @@ class _MessageBatch(Generic[T, R]):
             if ending is None or ending[0] == KEEP:
                 run.end = End(KEEP)
             else:
-                ends[ending[0]].append((run, ending))
+                ends[ending[0]].append((run, add_run_trace(run.trace, ending) if run.trace else ending))
         retention, calls = guard.options.retention, list[PerKeyCall[bool]]()
         for kind in COMPLETES:
             completions = [
