@@ -80,8 +80,8 @@ class ThreadPool(Generic[J, R]):
         self._changed = asyncio.Event()
         self._closed = False
 
-    def start(self, free: int) -> None:
-        """Wake as many threads as the ready jobs need, at most `free`.
+    def start(self, free: int) -> int:
+        """Wake as many threads as the ready jobs need, at most `free`. Return their number.
 
         Running threads count only if jobs are fast: then they will soon take more jobs.
         """
@@ -91,6 +91,7 @@ class ThreadPool(Generic[J, R]):
         if fast and self._recheck is None and ready and free > woken:
             # The running jobs may be slower than the average says.
             self._recheck = self._loop.call_later(2 * MAX_DELAY, self._recheck_speed, self._ended_count)
+        return woken
 
     def _recheck_speed(self, ended_before: int) -> None:
         self._recheck = None
@@ -139,9 +140,16 @@ class ThreadPool(Generic[J, R]):
 
     def _run_jobs(self) -> None:
         """Run jobs until none may start."""
-        run, running, copy = self._jobs.run_job, self.running, self._context.copy
+        run, next_job, running, copy = self._jobs.run_job, self._jobs.next_job, self.running, self._context.copy
         since, measured, first, thread = perf_counter(), 0, True, threading.get_ident()
-        while (job := self._next_job(first)) is not None:
+        while True:
+            job: J | None
+            try:
+                job = next_job(first)
+            except IndexError:
+                job = self._last_job(first)
+            if job is None:
+                break
             running[job] = thread
             result = copy().run(run, job)
             del running[job]
@@ -154,14 +162,10 @@ class ThreadPool(Generic[J, R]):
         if measured:
             self._update_speed(since, measured)
 
-    def _next_job(self, first: bool) -> J | None:
-        """Return the next job. Without one, mark the thread as idle and return None."""
-        try:
-            return self._jobs.next_job(first)
-        except IndexError:
-            pass
+    def _last_job(self, first: bool) -> J | None:
+        """Return a job that was added meanwhile, and may rely on this thread. Without one, mark it as idle."""
         with self._lock:
-            try:  # once more under the lock: a job added meanwhile may rely on this thread
+            try:
                 return self._jobs.next_job(first)
             except IndexError:
                 self.active -= 1

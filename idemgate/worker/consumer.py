@@ -77,6 +77,8 @@ class InFlight:
         if self.delivery.lost or self.until <= now + self.margin:
             return False
         self.started = now
+        if self.consumer.backpressure.applies:
+            self.consumer.backpressure.on_handler_start(self.delivery)
         return True
 
 

@@ -52,6 +52,7 @@ class Dispatcher:
         self._ready, self._ready_blocking = ReadyQueue(), ReadyQueue()  # for async and for blocking handlers
         self._blocking_next = False
         self._abandoned: set[InFlight] = set()
+        self._create_task = asyncio.get_running_loop().create_task
         self._pool: ThreadPool[InFlight, Verdict[Any] | None] = ThreadPool("idemgate-handler", self)
 
     def add(self, consumer: TopicConsumer) -> None:
@@ -65,39 +66,27 @@ class Dispatcher:
 
     def start_ready(self) -> None:
         """Start ready deliveries, up to the concurrency. It is called at each end of a handler."""
-        room = self._room()
+        room = self.free - (self._places.kept_free if self._places.starving else 0)
         threads_wait = room > 0 and bool(self._ready_blocking.consumers) and self._ready_blocking.any()
         if threads_wait and self._blocking_next:
-            self._pool.start(1)
+            room -= self._pool.start(1)
             self._blocking_next = False
-            room = self._room()
         while room > 0 and self._ready.consumers and not self._stopping.is_set():
             if (entry := self._ready.pop()) is None:
                 break
-            room -= self._start_async(entry)
             self._blocking_next = True
+            if entry.start():
+                room -= 1
+                self._start_task(entry, entry.consumer.run)
+            else:
+                self._on_ended([(entry, None)])
         if threads_wait and room > 0:
             self._pool.start(room)
 
-    def _room(self) -> int:
-        places = self._places
-        free = self._concurrency - len(self.tasks) - self._pool.active
-        return free - places.kept_free if places.starving else free
-
     # -- async handlers -----------------------------------------------------------------------------------------------
 
-    def _start_async(self, entry: InFlight) -> bool:
-        """Start a handler. Return False if too little of its lease is left, so that its place is free again."""
-        if not entry.start():
-            self._on_ended([(entry, None)])
-            return False
-        if entry.consumer.backpressure.applies:
-            entry.consumer.backpressure.on_handler_start(entry.delivery)
-        self._start_task(entry, entry.consumer.run)
-        return True
-
     def _start_task(self, entry: InFlight, run: Callable[[Delivery[Any]], Coroutine[Any, Any, Verdict[Any]]]) -> None:
-        task = asyncio.create_task(run(entry.delivery))
+        task = self._create_task(run(entry.delivery))
         self.tasks[task] = entry
         task.add_done_callback(self._on_task_done)
 
@@ -114,25 +103,19 @@ class Dispatcher:
 
     def next_job(self, first: bool) -> InFlight:
         """Return the next delivery for a thread. Raises IndexError if there is none, or if others need its place."""
-        if self._stopping.is_set() or (not first and self._others_wait()):
+        if self._stopping.is_set():
             raise IndexError("no delivery may start")
+        if not first:  # it may have to give its place to a starving topic or to an async handler
+            free = self.free  # not `kept_free`: the event loop does not count the room of the ended job yet
+            if free < self._places.starving or (free <= 0 and self._ready.any()):
+                raise IndexError("others need the place")
         if (entry := self._ready_blocking.pop()) is None:
             raise IndexError("no delivery is ready")
         return entry
 
-    def _others_wait(self) -> bool:
-        """Return True if a thread that ended a job must give its place to an async handler or to a starving topic."""
-        # Not `kept_free`: the event loop does not count the room of the ended job yet.
-        return self.free < self._places.starving or (self._ready.any() and self.free <= 0)
-
     def run_job(self, entry: InFlight, /) -> Verdict[Any] | None:
         """Run a blocking handler; return None without running it if its lease has nearly ended."""
-        if not entry.start():
-            return None
-        if entry.consumer.backpressure.applies:
-            entry.consumer.backpressure.on_handler_start(entry.delivery)
-        verdict: Verdict[Any] = entry.consumer.run(entry.delivery)
-        return verdict
+        return entry.consumer.run(entry.delivery) if entry.start() else None  # type: ignore[no-any-return]
 
     def count_ready(self) -> int:
         """Return how many deliveries may start in threads."""

@@ -27,21 +27,21 @@ def build_run(handler: Handler, context: Context) -> Callable[[Delivery[Any]], V
     judge = build_judge(handler) if is_guarded(handler) else None
 
     def run(delivery: Delivery[Any]) -> Verdict[Any]:
-        execution: DeliveryExecution | None = None
+        execution = DeliveryExecution(delivery, context)
+        set_current(execution)
         try:
-            execution = DeliveryExecution(delivery, context)
-            set_current(execution)
             if judge is not None:
                 return judge(delivery)
             value = handler(delivery)
+            if value is None:
+                return HANDLED
             if value.__class__ not in ENDED and value.__class__ is not CoroutineType:  # the event loop awaits it
                 refuse_unfinished(value)
+            return Verdict("handled", value, ran=True)
         except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
             return judge_error(error)
         finally:
-            if execution is not None:
-                execution.end()
-        return HANDLED if value is None else Verdict("handled", value, ran=True)
+            execution.is_inside = False
 
     return run if context.tracer is None else trace(run, context.tracer.process)
 
@@ -55,31 +55,35 @@ def build_run_async(handler: Handler, context: Context) -> Callable[[Delivery[An
     judge = build_judge_async(handler) if is_guarded(handler) else None
 
     async def run(delivery: Delivery[Any]) -> Verdict[Any]:
-        execution: DeliveryExecution | None = None
+        execution = DeliveryExecution(delivery, context)
+        set_current(execution)
         try:
-            execution = DeliveryExecution(delivery, context)
-            set_current(execution)
             if judge is not None:
                 return await judge(delivery)
             value = await handler(delivery)
+            if value is None:
+                return HANDLED
             if value.__class__ not in ENDED:
                 refuse_unfinished(value)
-            return HANDLED if value is None else Verdict("handled", value, ran=True)
+            return Verdict("handled", value, ran=True)
         except KeyboardInterrupt:  # Ctrl-C, not an error of the handler
             raise
         except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
             return judge_error(error)
         finally:
-            if execution is not None:
-                execution.end()
+            execution.is_inside = False
 
     return run if context.tracer is None else trace_async(run, context.tracer.process)
 
 
 class DeliveryExecution(Execution):
-    """The object that `current()` returns inside a topic's handler: a view of its delivery."""
+    """The object that `current()` returns inside a topic's handler: a view of its delivery.
 
-    __slots__ = ("_delivery",)
+    Attributes:
+        is_inside: False once the handler has ended: tasks that outlive it may wait for the result of its delivery.
+    """
+
+    __slots__ = ("_delivery", "is_inside")
     # Of the class, because each delivery makes an instance:
     _saves, _block, _outer = False, None, None
     recovered: object = None
@@ -89,7 +93,7 @@ class DeliveryExecution(Execution):
         self.token: int = delivery.token
         self._context = context
         self._delivery = delivery
-        self._inside = True
+        self.is_inside: bool = True
 
     def _identity(self) -> tuple[str, str, Key]:
         return self._context.namespace, "topic", self._delivery.raw_key
@@ -112,7 +116,7 @@ class DeliveryExecution(Execution):
 
     @property
     def has_ended(self) -> bool:
-        return not self._inside
+        return not self.is_inside
 
     def key_for(self, step: str) -> str:
         """Return a key for one step of this work; see `Execution.key_for`. It follows from `delivery.id`."""
@@ -121,14 +125,10 @@ class DeliveryExecution(Execution):
     def delivers(self, context: Context, topic: str, key: bytes) -> bool:
         mine, delivery = self._context, self._delivery
         return (
-            self._inside
+            self.is_inside
             and not delivery.lost
             and delivery.raw_key == key
             and delivery.topic == topic
             and mine.namespace == context.namespace
             and mine.endpoint == context.endpoint
         )
-
-    def end(self) -> None:
-        """Mark the handler as ended: tasks that outlive it may wait for the result of its delivery."""
-        self._inside = False

@@ -235,14 +235,14 @@ class Poller:
     @property
     def running_slots(self) -> set[int]:
         """The slots with a call under way."""
-        return set(self._running)
+        return {slot for slot, calls in self._running.items() if calls}
 
     def has_work(self, slot: int) -> bool:
         """Return True if a settlement of this slot should take messages too.
 
         The slot must be assigned. It must also be due, or have been due at a call that has no reply yet.
         """
-        return self.is_assigned(slot) and (slot in self._running or self._due_at.get(slot, NEVER) <= self.now(slot))
+        return self.is_assigned(slot) and (self._running[slot] > 0 or self._due_at.get(slot, NEVER) <= self.now(slot))
 
     async def execute(self, slot: int, call: Call[A], within: float | None = None) -> A:
         """Run a call that processes a slot's due work, and record its reply.
@@ -263,7 +263,7 @@ class Poller:
             self._due_at[slot] = min(before, self._due_at.get(slot, NEVER))
             raise
         finally:
-            self._running -= Counter((slot,))  # subtraction drops zero counts
+            self._running[slot] -= 1
         self.record_reply(slot, reply, sent)
         if self._paused or reply.paused is not None:
             self._record_pause(slot, reply.paused)
