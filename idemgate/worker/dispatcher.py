@@ -66,14 +66,16 @@ class Dispatcher:
 
     def start_ready(self) -> None:
         """Start ready deliveries, up to the concurrency. It is called at each end of a handler."""
-        room = self.free - (self._places.kept_free if self._places.starving else 0)
-        threads_wait = room > 0 and bool(self._ready_blocking.consumers) and self._ready_blocking.any()
+        room = self._concurrency - len(self.tasks) - self._pool.active  # inlined `free`
+        if self._places.starving:
+            room -= self._places.kept_free
+        if room <= 0 or self._stopping.is_set():
+            return
+        threads_wait = bool(self._ready_blocking.consumers) and self._ready_blocking.any()
         if threads_wait and self._blocking_next:
             room -= self._pool.start(1)
             self._blocking_next = False
-        while room > 0 and self._ready.consumers and not self._stopping.is_set():
-            if (entry := self._ready.pop()) is None:
-                break
+        while room > 0 and (entry := self._ready.pop()) is not None:
             self._blocking_next = True
             if entry.start():
                 room -= 1
@@ -228,12 +230,13 @@ class ReadyQueue:
         if len(consumers) > 1:
             consumers = sorted(consumers, key=_turn_of)
         for consumer in consumers:
-            try:
-                entry = consumer.ready.popleft()
-            except IndexError:  # empty, or another thread took the last one
-                continue
-            self._turn = consumer.turn = self._turn + 1
-            return entry
+            if consumer.ready:  # often it is not, and an exception would cost more than all the rest
+                try:
+                    entry = consumer.ready.popleft()
+                except IndexError:  # another thread took the last one
+                    continue
+                self._turn = consumer.turn = self._turn + 1
+                return entry
         return None
 
     def any(self) -> bool:

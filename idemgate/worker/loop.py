@@ -96,12 +96,15 @@ class DeliveryLoop:
         """Queue taken deliveries for their handlers. The dispatcher starts them as soon as there are places."""
         self._places.take(consumer.places, len(taken))
         most = consumer.context.codec.max_bytes  # no value is larger than its message
-        for entry in taken:
-            unusual = entry.misfired or entry.delivery.size > most
-            if unusual and (settlement := settle_unstarted(entry)) is not None:
-                self._finish(entry, settlement)
-            else:
-                consumer.ready.append(entry)
+        if any([entry.misfired or entry.delivery.size > most for entry in taken]):
+            taken = [entry for entry in taken if not self._settle_unstarted(entry)]
+        consumer.ready.extend(taken)
+
+    def _settle_unstarted(self, entry: InFlight) -> bool:
+        """Settle a taken delivery that must not run. Return False for any other."""
+        if (settlement := settle_unstarted(entry)) is not None:
+            self._finish(entry, settlement)
+        return settlement is not None
 
     def _on_ended(self, ended: Sequence[Ended]) -> None:
         """Choose how to settle deliveries that ended, and free their places."""
