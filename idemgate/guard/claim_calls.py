@@ -299,8 +299,8 @@ class PlainTerms(NamedTuple):
     """The parts that all plain claims with the same options share.
 
     `start`, `head` and `rest` are the parts of the request around the key and the owner. `record` is the start of the
-    record, before the owner, and `lifetime` the time until it expires, in ms. `scripted` are the terms of a claim by
-    the script: lease, retention, maximum of attempts, and whether the key is held.
+    record, before the owner, and `lifetime` the time until it expires, in ms. `scripted` are those of a claim by the
+    script (`_claim_terms`).
     """
 
     start: bytes
@@ -308,7 +308,7 @@ class PlainTerms(NamedTuple):
     rest: bytes
     record: bytes
     lifetime: int
-    scripted: tuple[int, int, int, bool]
+    scripted: tuple[bytes, bytes, bytes]
 
 
 class PlainClaim(Call[ClaimReply]):
@@ -319,18 +319,17 @@ class PlainClaim(Call[ClaimReply]):
     built when it is asked for.
     """
 
-    __slots__ = ("owner", "terms", "wait")
+    __slots__ = ("owner", "terms")
     pair = True
     read: Callable[[Reply], ClaimReply] = staticmethod(_decode_claim)
     redirect: Redirect | None = None
 
     def __init__(  # pyright: ignore[reportMissingSuperCall]
-        self, keys: tuple[bytes, ...], owner: bytes, terms: PlainTerms, wait: int
+        self, keys: tuple[bytes, ...], owner: bytes, terms: PlainTerms
     ) -> None:
         self.keys = keys
         self.owner: bytes = owner
         self.terms: PlainTerms = terms
-        self.wait: int = wait
 
     def _frame_plain(self) -> bytes:
         """Return the plain commands. Servers without them never ask for these."""
@@ -347,14 +346,13 @@ class PlainClaim(Call[ClaimReply]):
 
     @property
     def args(self) -> Sequence[Arg]:  # type: ignore[override]
-        stays, terms, _ = _claim_terms(self.script, *self.terms.scripted, self.wait)
+        stays, terms, _ = self.terms.scripted
         return b"", b"", stays, terms, self.owner
 
     def _frame(self) -> bytes:
         """Return the request for the script. Servers without the plain commands get each claim in this form."""
-        _, _, request = _claim_terms(script("guard/claim"), *self.terms.scripted, self.wait)
         name = self.keys[0]
-        return request % (len(name), name, self.owner)
+        return self.terms.scripted[2] % (len(name), name, self.owner)
 
     framed: bytes = property(_frame)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 
@@ -437,7 +435,7 @@ class ClaimMany(PerKeyCall[ClaimReply]):
 
     def frame_plain(self) -> bytes:
         owned: Any = zip(self.keys, self.args[self.common :], strict=True)
-        self._singles = [PlainClaim((key,), owner, self.plain_terms, 0) for key, owner in owned]
+        self._singles = [PlainClaim((key,), owner, self.plain_terms) for key, owner in owned]
         return b"".join([one.plain for one in self._singles])
 
     def read_plain(self, replies: Sequence[Any], asked: float) -> PlainAnswers[ClaimReply]:
@@ -507,7 +505,9 @@ def _mark_terms(retention: int) -> tuple[bytes, bytes, bytes]:
 
 
 @lru_cache(1024)
-def _plain_terms(lease: int, keep: int, max_attempts: int, hold: bool) -> PlainTerms | None:
+def _plain_terms(
+    claim: Script, lease: int, keep: int, max_attempts: int, hold: bool, wait: int
+) -> PlainTerms | None:
     """Return what plain claims with these options share.
 
     None: the lease is too short, or the retention is not in whole minutes.
@@ -518,7 +518,9 @@ def _plain_terms(lease: int, keep: int, max_attempts: int, hold: bool) -> PlainT
     record = b"\xc0" + bytes((hold,)) + lease.to_bytes(6) + lifetime.to_bytes(6)
     start, head, rest = _set_new(record, lifetime)
     rest += b"*2\r\n" + bulk(b"PEXPIRETIME")
-    return PlainTerms(start, head, rest, record, lifetime, (lease, keep, max_attempts, hold))
+    return PlainTerms(
+        start, head, rest, record, lifetime, _claim_terms(claim, lease, keep, max_attempts, hold, wait)
+    )
 
 
 @lru_cache(1024)
@@ -546,7 +548,7 @@ class Claims:
         self.namespace: str = namespace
         self.clock: Clock | None = clock
         self.plain: bool = plain and clock is None
-        self._last_terms: tuple[OnceOptions | None, PlainTerms | None] = None, None
+        self._last_terms: tuple[OnceOptions | None, int, PlainTerms | None] = None, 0, None
 
     def key(self, scope: str, key: keys.Key) -> tuple[bytes, ...]:
         """Return the record of a key."""
@@ -576,14 +578,13 @@ class Claims:
         self, record: tuple[bytes, ...], owner: bytes, options: OnceOptions, wait: int
     ) -> PlainClaim | None:
         """Build a claim without a fingerprint that may be sent as plain commands, or return None. See `claim`."""
-        known, terms = self._last_terms
-        if known is not options:
+        known, waits, terms = self._last_terms
+        if known is not options or waits != wait:
             hold = options.on_lease_loss == "hold"
-            terms = _plain_terms(options.lease, options.retention, options.max_attempts, hold)
-            self._last_terms = options, terms
-        if terms is None:
-            return None
-        return PlainClaim(record, owner, terms, wait)
+            lease, keep = options.lease, options.retention
+            terms = _plain_terms(script("guard/claim"), lease, keep, options.max_attempts, hold, wait)
+            self._last_terms = options, wait, terms
+        return None if terms is None else PlainClaim(record, owner, terms)
 
     def claim_each(
         self,
@@ -597,12 +598,13 @@ class Claims:
         fingerprint: bytes = b"",
     ) -> list[PerKeyCall[ClaimReply]]:
         """Build the claims of many records with one fingerprint, with at most `most` records in a call."""
-        stays, terms, _ = _claim_terms(script("guard/claim"), lease, keep, max_attempts, hold, wait)
+        options = script("guard/claim"), lease, keep, max_attempts, hold, wait
+        stays, terms, _ = _claim_terms(*options)
         common = (stamp(self.clock), fingerprint, stays, terms)
         parts = split_batches(owned, _no_size, most)
         calls = [_build_each("guard/claim", common, part, _decode_claim, ClaimMany) for part in parts]
         for made in calls:
-            made.plain_terms = _plain_terms(lease, keep, max_attempts, hold) if self.plain and not fingerprint else None
+            made.plain_terms = _plain_terms(*options) if self.plain and not fingerprint else None
         return calls
 
     def mark(

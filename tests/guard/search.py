@@ -22,7 +22,7 @@ from idemgate import Gate
 from idemgate.core.calls import stamp
 from idemgate.guard import claim_calls
 from idemgate.guard.claim_calls import Claims, PlainClaim, PlainTerms, Record, _plain_terms
-from idemgate.lua import expand
+from idemgate.lua import expand, script
 from idemgate.testing import Clock
 from tests import exhaustive
 from tests.claims import claims_of
@@ -205,7 +205,7 @@ class Search(exhaustive.Search[State, Step]):
     ) -> None:
         self.claims, self.hold, self.share, self.plain = claims_of(gate), hold, share, plain
         self.print = b"" if plain else PRINT
-        self.terms = cast("PlainTerms", _plain_terms(LEASE, KEEP, 0, hold))
+        self.terms = cast("PlainTerms", _plain_terms(script("guard/claim"), LEASE, KEEP, 0, hold, 0))
         self.record = claims_of(gate).key("search", "k")
         super().__init__(raw, self.record, RESET, SNAPSHOT, {**PLAIN, **scripts})
 
@@ -349,7 +349,7 @@ class Search(exhaustive.Search[State, Step]):
         """A caller reads the token of its claim, or asks the script: a copy of its claim."""
         caller = before.callers[step.caller]
         asked = monotonic() - (before.now - caller.asked) / 1000
-        answer = PlainClaim((b"k",), caller.asks, self.terms, 0).answer_plain((None, reply[2]), asked)
+        answer = PlainClaim((b"k",), caller.asks, self.terms).answer_plain((None, reply[2]), asked)
         if answer is None:
             return replace(after, callers=_put(before.callers, step.caller, Caller()))
         self.check(after, answer.token == caller.fence, "P4: a caller reads the token of another claim")
@@ -362,7 +362,7 @@ class Search(exhaustive.Search[State, Step]):
             return reply
         if step.half:
             return b"started", 0, after.found.fence, 1, 0, b""
-        answer = PlainClaim((b"k",), _owner(step), self.terms, 0).answer_plain(reply[2:], monotonic())
+        answer = PlainClaim((b"k",), _owner(step), self.terms).answer_plain(reply[2:], monotonic())
         if answer is None:
             return b"undecided", 0
         if answer.state == "started":

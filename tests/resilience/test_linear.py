@@ -167,8 +167,8 @@ class History:
             return Call(text, record, words, lambda reply: mark.answer_plain(reply[2], 0.0))
         if verb == "plain_claim":
             owner, lease, keep, hold = arguments
-            terms = cast("PlainTerms", _plain_terms(lease, keep, 0, hold))
-            claim = PlainClaim(record, owner, terms, 0)
+            terms = cast("PlainTerms", _plain_terms(script("guard/claim"), lease, keep, 0, hold, 0))
+            claim = PlainClaim(record, owner, terms)
             read = lambda reply: claim.answer_plain(reply[2:], time.monotonic())  # noqa: E731
             return Call(text, record, (us, terms.record, terms.lifetime, b"\0", owner), read)
         owner, fence, keep, kind, result = arguments
