@@ -28,8 +28,8 @@ def build_run(handler: Handler, context: Context) -> Callable[[Delivery[Any]], V
 
     def run(delivery: Delivery[Any]) -> Verdict[Any]:
         execution = DeliveryExecution(delivery, context)
-        set_current(execution)
         try:
+            set_current(execution)
             if judge is not None:
                 return judge(delivery)
             value = handler(delivery)
@@ -56,8 +56,8 @@ def build_run_async(handler: Handler, context: Context) -> Callable[[Delivery[An
 
     async def run(delivery: Delivery[Any]) -> Verdict[Any]:
         execution = DeliveryExecution(delivery, context)
-        set_current(execution)
         try:
+            set_current(execution)
             if judge is not None:
                 return await judge(delivery)
             value = await handler(delivery)
