@@ -59,7 +59,8 @@ async def main() -> None:
             sqs.send_message(QueueUrl=orders, MessageBody=json.dumps({"order": order}))
             await asyncio.sleep(0.3)
         async with asyncio.timeout(30):
-            while gate.counters["consumer.handled"] < 2 or not gate.counters["consumer.rejected"]:
+            wanted = {"consumer.handled": 2, "consumer.rejected": 1, "consumer.duplicate": 1}
+            while any(gate.counters[name] < n for name, n in wanted.items()):
                 await asyncio.sleep(0.05)
         print("copies dropped:", gate.counters["consumer.duplicate"])
     (letter,) = sqs.receive_message(QueueUrl=failed, MessageAttributeNames=["All"])["Messages"]
