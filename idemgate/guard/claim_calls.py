@@ -505,9 +505,7 @@ def _mark_terms(retention: int) -> tuple[bytes, bytes, bytes]:
 
 
 @lru_cache(1024)
-def _plain_terms(
-    claim: Script, lease: int, keep: int, max_attempts: int, hold: bool, wait: int
-) -> PlainTerms | None:
+def _plain_terms(claim: Script, lease: int, keep: int, max_attempts: int, hold: bool, wait: int) -> PlainTerms | None:
     """Return what plain claims with these options share.
 
     None: the lease is too short, or the retention is not in whole minutes.
@@ -518,9 +516,7 @@ def _plain_terms(
     record = b"\xc0" + bytes((hold,)) + lease.to_bytes(6) + lifetime.to_bytes(6)
     start, head, rest = _set_new(record, lifetime)
     rest += b"*2\r\n" + bulk(b"PEXPIRETIME")
-    return PlainTerms(
-        start, head, rest, record, lifetime, _claim_terms(claim, lease, keep, max_attempts, hold, wait)
-    )
+    return PlainTerms(start, head, rest, record, lifetime, _claim_terms(claim, lease, keep, max_attempts, hold, wait))
 
 
 @lru_cache(1024)

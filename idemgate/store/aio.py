@@ -89,8 +89,7 @@ class PendingCall(Generic[T]):
     """
 
     __slots__ = (
-        "_call", "_connection", "_late_outcome", "_link", "_sampled", "_started", "_state", "answer", "first_reply",
-        "within",
+        "_call", "_connection", "_late_outcome", "_link", "_sampled", "_started", "_state", "answer", "within"
     )  # fmt: skip
 
     def __init__(
@@ -102,10 +101,9 @@ class PendingCall(Generic[T]):
         self._state = state
         self._call = call
         self._connection = connection
-        self._started = monotonic()
-        self._sampled = self._started > link._durations.due and link._durations.begin(self._started)
+        self._started = started = monotonic()
+        self._sampled = started > link._durations.due and link._durations.begin(started)
         self._late_outcome: tuple[T | None, BaseException | None] | None = None
-        self.first_reply: list[Any] | None = None
 
     def outcome(self) -> asyncio.Future[T]:
         """Return a future of the result, for cleanup after `answer` was cancelled."""
@@ -136,12 +134,11 @@ class PendingCall(Generic[T]):
             else:
                 self.answer.set_result(result)
 
-    def on_plain_reply(self, reply: Any) -> None:
+    def on_plain_reply(self, reply: Any, first: list[Any] | None = None) -> None:
         """Handle the reply to plain commands. If it does not answer the call, send the script.
 
-        It is the second one of a pair. `first_reply` holds the first one.
+        Of a pair it is the second one, and `first` holds the first one.
         """
-        first = self.first_reply
         if first is not None and isinstance(reply, rx.ResponseError) and not isinstance(first[0], Exception):
             assert self._connection is not None, "a reply comes from a connection"
             self._connection.submit(self._call.undo_plain, partial(self._on_undone, reply))
@@ -270,16 +267,17 @@ class AsyncLink:
             or (self._durability_check is not None and self._durability_check.applies_to(call))
         ):
             pending.continue_with(self.take_steps(retry_call(call, RetryBudget(pending.within, attempt=attempt))))
-        elif connection.takes_plain and (plain := call.plain):
+        elif (
+            connection.takes_plain is not False
+            and (plain := call.plain)
+            and (connection.takes_plain or connection.learn_plain(call.keys[0]))
+        ):
             if call.pair:
                 first: list[Any] = []
-                pending.first_reply = first
-                connection.submit(plain, first.append, pending.on_plain_reply)
+                connection.submit(plain, first.append, partial(pending.on_plain_reply, first=first))
             else:
                 connection.submit(plain, pending.on_plain_reply)
         else:
-            if connection.takes_plain is None and call.plain:
-                connection.learn_plain(call.keys[0])
             connection.submit(call.framed or encode_call(call), pending.on_reply)
         return pending
 

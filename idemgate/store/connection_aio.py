@@ -136,8 +136,8 @@ class AsyncConnection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._outgoing.append(request)
 
-    def learn_plain(self, key: bytes) -> None:
-        """Ask the server whether it has the plain commands of the guard for this user."""
+    def learn_plain(self, key: bytes) -> bool:
+        """Ask the server whether it has the plain commands of the guard for this user. Return False: not known yet."""
         replies: list[Any] = []
 
         def learn(reply: Any) -> None:
@@ -150,6 +150,7 @@ class AsyncConnection(asyncio.Protocol):
         self.takes_plain = False  # other tasks do not ask meanwhile
         probe = probe_of(key)
         self.submit(probe[0], learn)
+        return False
 
     def send_after_tick(self, requests: Sequence[bytes]) -> asyncio.Future[list[Any]]:
         """Send requests once, behind all requests of this tick, and return the future of their replies.

@@ -96,7 +96,8 @@ class DeliveryLoop:
         """Queue taken deliveries for their handlers. The dispatcher starts them as soon as there are places."""
         self._places.take(consumer.places, len(taken))
         most = consumer.context.codec.max_bytes  # no value is larger than its message
-        if any([entry.misfired or entry.delivery.size > most for entry in taken]):
+        unusual = [entry for entry in taken if entry.misfired or entry.delivery.size > most]
+        if unusual:
             taken = [entry for entry in taken if not self._settle_unstarted(entry)]
         consumer.ready.extend(taken)
 
