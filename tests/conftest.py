@@ -5,7 +5,8 @@ set, and ends with the tests. With `IDEMGATE_TEST_PROTOCOL=3` its URL asks for R
 `IDEMGATE_TEST_ROLES=guard,producer` the gate of a test logs in as a user with the access list of these roles
 (`tools/roles.py`). With `IDEMGATE_TEST_LOOP=uvloop` every event loop is one of uvloop.
 
-Tests of faults say what they did with `record_fault`, and draw what is left to chance from `drawn` (`tests/seeds.py`).
+Tests of faults say what they did with `record_fault`, and draw what is left to chance from `drawn`
+(`tests/plugins/seeds.py`).
 `IDEMGATE_FAULTS` is how many of each fault they inject (`tools/reliability.py`).
 """
 

@@ -117,7 +117,7 @@ class Dispatcher:
 
     def run_job(self, entry: InFlight, /) -> Verdict[Any] | None:
         """Run a blocking handler; return None without running it if its lease has nearly ended."""
-        return entry.consumer.run(entry.delivery) if entry.start() else None  # type: ignore[no-any-return]
+        return entry.consumer.run(entry.delivery) if entry.start() else None
 
     def count_ready(self) -> int:
         """Return how many deliveries may start in threads."""

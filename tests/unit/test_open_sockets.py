@@ -1,4 +1,4 @@
-"""Tests of `tests/open_sockets.py`: a connection that is left open is told of by the test that opened it."""
+"""Tests of `tests/plugins/open_sockets.py`: a connection that is left open is told of by the test that opened it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from tests.open_sockets import LeftOpen
+from tests.plugins.open_sockets import LeftOpen
 
 
 async def leave_open(server: socket.socket) -> asyncio.StreamWriter:

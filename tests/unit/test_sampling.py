@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sampling import pick, pytest_collection_modifyitems
+from tests.plugins.sampling import pick, pytest_collection_modifyitems
 
 
 @pytest.mark.parametrize("n", [3, 5])

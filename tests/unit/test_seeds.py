@@ -1,4 +1,4 @@
-"""Tests of `tests/seeds.py`: what the tests draw at random follows from one seed."""
+"""Tests of `tests/plugins/seeds.py`: what the tests draw at random follows from one seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.seeds import FIXED, VARIABLE, find_seed
+from tests.plugins.seeds import FIXED, VARIABLE, find_seed
 
 ROOT = Path(__file__).parents[2]
 FILES = [path for folder in ("tests", "integrations") for path in sorted((ROOT / folder).rglob("*.py"))]

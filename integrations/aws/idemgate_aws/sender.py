@@ -8,9 +8,9 @@ from hashlib import blake2b
 from typing import Any
 
 from idemgate import Delivery
-from idemgate.core.sending import describe_delivery, dump_payload
 from idemgate.core.text import message_of, one_line
 from idemgate.errors import DownstreamUnavailable
+from idemgate.topics.sending import describe_delivery, dump_payload
 from idemgate_aws.message import allowed_text
 from idemgate_aws.queue import SqsQueue, is_unanswered
 

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any, Self
 
 from idemgate import Delivery, InvalidArgument
-from idemgate.core.sending import describe_delivery, dump_payload
 from idemgate.core.text import message_of, one_line
 from idemgate.errors import DownstreamUnavailable
+from idemgate.topics.sending import describe_delivery, dump_payload
 from idemgate_kafka.clients import ProducerClient, Settings, choose_library
 
 __all__ = ["KafkaSender"]

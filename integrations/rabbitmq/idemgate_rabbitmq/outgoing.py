@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import msgpack
 
 from idemgate import Delivery, Duration, InvalidArgument, Retry
-from idemgate.core.sending import describe_delivery
 from idemgate.errors import DownstreamUnavailable
+from idemgate.topics.sending import describe_delivery
 from idemgate.types import milliseconds
 
 __all__ = [
