@@ -19,11 +19,11 @@ from idemgate import Gate, InvalidArgument
 from integrations.sql.tests.flavours import Flavour
 
 DIALECTS = ("postgresql", "sqlite")
+pytestmark = pytest.mark.one_in(3)
+
 ENVIRONMENT = """
 from alembic import context
 from sqlalchemy import NullPool, create_engine
-
-pytestmark = pytest.mark.one_in(3)
 
 url = context.config.get_main_option("sqlalchemy.url")
 with create_engine(url, poolclass=NullPool).connect() as connection:
