@@ -193,7 +193,7 @@ def test_the_command_answers_probes_and_logs_json(start: Any, tmp_path: Path, ur
     assert code == 0, err
     events = [json.loads(line) for line in err.splitlines()]
     assert {(event["host"], event["pid"]) for event in events} == {(socket.gethostname(), command.process.pid)}
-    [failed] = [event for event in events if event["message"].startswith("worker.handler_failed")]
+    failed = next(event for event in events if event["message"].startswith("worker.handler_failed"))
     assert (failed["level"], failed["facts"]["key"]) == ("WARNING", "order-7")
     assert "stock" in failed["traceback"]
     assert "\x1b" not in err
