@@ -11,7 +11,7 @@ from typing import Any
 import kombu.pools
 import pytest
 import redis
-from celery import Celery, Task
+from celery import Celery, Task, _state
 from celery.contrib.testing.worker import start_worker
 from idemgate_celery import once_tasks
 from kombu.asynchronous import set_event_loop
@@ -36,8 +36,13 @@ def app(gate: Gate, broker: str) -> Iterator[Celery]:
 
 @pytest.fixture(autouse=True)
 def no_leftovers() -> Iterator[None]:
-    """Collect the connections that kombu leaves to the garbage collector: a later test would be blamed for them."""
+    """Collect the connections that kombu leaves to the garbage collector: a later test would be blamed for them.
+
+    And drop the tasks that an app shared with all later apps of the process, as `@app.task` does.
+    """
+    shared = set(_state._on_app_finalizers)
     yield
+    _state._on_app_finalizers.intersection_update(shared)
     set_event_loop(None)  # else the next worker of Celery 5.5 in this process fires no `eta`
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
