@@ -27,7 +27,7 @@ _COUNTERS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
         "last_10_minutes",
         (
             ("consumer.rejected",), ("rabbitmq.rejected",), ("stream.dead",), ("list.dead",), ("channel.failed",),
-            ("channel.rejected",), ("channel.dropped",),
+            ("channel.rejected",),
         ),
     ),
     "broker-unavailable": (
@@ -131,7 +131,7 @@ def _judge_topics(snapshot: Snapshot) -> Iterator[Finding]:
         elif topic.stats.paused is not None:
             yield from _judge_pause(snapshot, topic)
         elif serving or topic.stats.in_flight or unlisted:
-            hanging = [*_judge_hanging(snapshot, topic, serving)]
+            hanging = [*_judge_hanging(topic, serving)]
             yield from hanging or _judge_lateness(snapshot, topic, serving)
             yield from _judge_groups(snapshot, topic)
         else:
@@ -244,11 +244,11 @@ def _judge_groups(snapshot: Snapshot, topic: TopicSeen) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _judge_hanging(snapshot: Snapshot, topic: TopicSeen, serving: Sequence[Process]) -> Iterator[Finding]:
+def _judge_hanging(topic: TopicSeen, serving: Sequence[Process]) -> Iterator[Finding]:
     """Judge a topic whose due messages get no place, because handlers that run for long have all of them."""
     if topic.stats.oldest_due is None:
         return
-    long = [(one, [work for work in one.running if _runs_long(snapshot, one, work)]) for one in serving]
+    long = [(one, [work for work in one.running if _runs_long(one, work)]) for one in serving]
     mine = sorted((work for _, works in long for work in works if work.of == topic.name), key=lambda work: work.since)
     full = all(one.places and one.busy >= one.places and works == [*_list_deliveries(one)] for one, works in long)
     if mine and (full or (topic.concurrency is not None and len(mine) >= topic.concurrency)):
@@ -271,7 +271,7 @@ def _list_deliveries(process: Process) -> Iterator[RunningWork]:
     return (work for work in process.running if work.of in process.topics)
 
 
-def _runs_long(snapshot: Snapshot, process: Process, work: RunningWork) -> bool:
+def _runs_long(process: Process, work: RunningWork) -> bool:
     """Return True if a delivery runs for longer than handlers of the topic did in the last ten minutes."""
     if work.of not in process.topics:
         return False
@@ -281,7 +281,7 @@ def _runs_long(snapshot: Snapshot, process: Process, work: RunningWork) -> bool:
     if usual and usual[-1] == len(BOUNDS):
         return False  # they run for minutes
     most = max(limit_of("handlers-hang"), BOUNDS[usual[-1]] if usual else 0)
-    return _age(snapshot, work.since) >= most
+    return _ran_for(process, work) >= most
 
 
 def _judge_dead_letters(topic: TopicSeen) -> Iterator[Finding]:
@@ -343,7 +343,7 @@ def _judge_calls(snapshot: Snapshot) -> Iterator[Finding]:
     by_scope: defaultdict[str, list[tuple[datetime, str, RunningWork]]] = defaultdict(list)
     for one in snapshot.processes:
         for work in one.running:
-            if work.max_run is not None and _age(snapshot, work.since) >= _most_seconds(work.max_run):
+            if work.max_run is not None and _ran_for(one, work) >= _most_seconds(work.max_run):
                 by_scope[work.of].append((work.since, one.name, work))
     for scope, hanging in by_scope.items():
         since, process, oldest = min(hanging, key=lambda one: one[0])
@@ -353,6 +353,11 @@ def _judge_calls(snapshot: Snapshot) -> Iterator[Finding]:
         mend, numbers = verb_line("worker", "ls", of=scope, key=oldest.key), {"hanging": len(hanging)}
         what = f"runs for more than {most} s{where}{others}"
         yield Finding("calls-hang", oldest.key, what, mend, scope, process, since, numbers)
+
+
+def _ran_for(process: Process, work: RunningWork) -> float:
+    """Return for how many seconds the work ran at its process's report. It may have ended since."""
+    return (process.seen_at - work.since).total_seconds()
 
 
 def _most_seconds(max_run: int) -> float:

@@ -58,7 +58,7 @@ class Failure(NamedTuple):
 
     `of` is the topic or scope. `attempt` is None if it is unknown, and for a trigger. `at` is in seconds of
     `monotonic`. `retry_after` is the delay until the next attempt in seconds, or None if no attempt is scheduled.
-    `of_store` is true if a server failed, and not the handler.
+    `of_store` is true if the failure of a delivery was that of a server, and not of the handler.
     """
 
     of: str

@@ -24,7 +24,7 @@ from idemgate.core.keys import Key, text_of
 from idemgate.core.text import event_log, last_line, message_of, one_line
 from idemgate.core.validation import ENDED, call_async, call_blocking, refuse_unfinished
 from idemgate.core.verdict import Verdict, counts_no_attempt, verdict_of
-from idemgate.core.waits import wait_for_wakeup
+from idemgate.core.waits import is_cancelled, wait_for_wakeup
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
@@ -205,6 +205,10 @@ async def run_async(  # noqa: C901, PLR0912 - as `run`
         if end is not COMPLETED:
             raise_after_end(answer, end)
         return result, None, answer, end, True  # noqa: TRY300 - what it follows must be inside the `try`
+    except asyncio.CancelledError as error:
+        if is_cancelled() or not ran:
+            raise
+        return None, error, answer, end, transaction is None or transaction.started  # raised by the work
     except Exception as error:  # noqa: BLE001 - the account has it
         return None, error, answer, end, ran and (transaction is None or transaction.started)
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from idemgate.core.calls import Call
 from idemgate.core.clock import monotonic
-from idemgate.core.codec import add_trace, digest, read_trace
+from idemgate.core.codec import digest
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, text_of
 from idemgate.core.text import last_line, one_line
 from idemgate.core.validation import check_iterable
-from idemgate.core.verdict import Verdict, counts_no_attempt, judge_error
+from idemgate.core.verdict import counts_no_attempt
 from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import (
     ClaimRejected,
@@ -51,7 +50,7 @@ from idemgate.guard.request import (
     build_request,
     log_facts,
 )
-from idemgate.store.context import Context, Step
+from idemgate.store.context import Context
 
 __all__ = [
     "AioClaim", "BaseClaim", "Claim", "claim_request", "claim_requests", "record_block_end", "renew_until_ended",
@@ -60,25 +59,6 @@ __all__ = [
 log: logging.Logger = logging.getLogger("idemgate.once")
 
 ClaimState = Literal["started", "in_progress", "done"]
-
-
-class _BlockStep:
-    """The step of a tracer from the beginning of a block to its end. `depth` is the number of blocks up to this one."""
-
-    __slots__ = ("_manager", "_step", "depth")
-
-    def __init__(self, manager: AbstractContextManager[Step], depth: int) -> None:
-        self._manager = manager
-        self._step: Step = manager.__enter__()
-        self.depth: int = depth
-
-    def end(self, reply: ClaimReply, error: BaseException | None, verdict: Verdict[Any]) -> None:
-        """Note the verdict, and the run that made the result of a key that was done. A cancellation has no verdict."""
-        if error is not None and not isinstance(error, Exception):
-            self._manager.__exit__(type(error), error, error.__traceback__)
-            return
-        self._step.note(verdict, read_trace(reply.result) if reply.state == "done" else b"")
-        self._manager.__exit__(None, None, None)
 
 
 class BaseClaim:
@@ -97,7 +77,7 @@ class BaseClaim:
 
     __slots__ = (
         "__weakref__", "_answer", "_blocks", "_cancelled", "_context", "_end_recorded", "_end_requested", "_ending",
-        "_error", "_execution", "_extended_until", "_leased_at", "_request", "_step",
+        "_error", "_execution", "_extended_until", "_leased_at", "_request",
     )  # fmt: skip
 
     def __init__(self, context: Context, request: Request) -> None:
@@ -113,7 +93,6 @@ class BaseClaim:
         self._execution: Execution | None = None
         self._cancelled = False
         self._blocks: list[Heartbeat | None] = []  # the heartbeats of the blocks it is in
-        self._step: _BlockStep | None = None  # of a tracer
 
     def __repr__(self) -> str:
         reply = self._answer
@@ -267,7 +246,6 @@ class BaseClaim:
         if not self._end_recorded and self._error is None and self._reply.state == "started":
             self._end_recorded = True
             if not held:
-                self._ending = "lost"
                 self._context.counters.add("once.lost")
                 facts = log_facts(self._request)
                 log.warning("once.lost scope=%r key=%r", *facts.values(), extra=facts)
@@ -280,10 +258,7 @@ class BaseClaim:
         """Return the record, owner, token, retention (ms) and encoded result of a completion."""
         request, options = self._request, self._request.options
         retention_ms = options.retention if retention is None else milliseconds(retention, "retention")
-        data = options.codec.encode(result, "result")
-        if (tracer := self._context.tracer) is not None:
-            data = add_trace(data, tracer.run_trace())
-        return request.record[0], request.owner, self._reply.token, retention_ms, data
+        return request.record[0], request.owner, self._reply.token, retention_ms, options.codec.encode(result, "result")
 
     def _build_completion(self, result: object, retention: Duration | None) -> Call[bool]:
         """Build the call that completes the claim."""
@@ -328,8 +303,6 @@ class BaseClaim:
         """Start a heartbeat if the claim is held."""
         reply = self._reply
         self._blocks.append(self._start_heartbeat(reply, with_current) if reply.state == "started" else None)
-        if with_current and self._step is None and (tracer := self._context.tracer) is not None:
-            self._step = _BlockStep(tracer.once(self._request.options.scope, self._request.key), len(self._blocks))
 
     def _start_heartbeat(self, reply: ClaimReply, with_current: bool) -> Heartbeat:
         """Start the renewals of this claim. With `with_current`, `current()` returns its execution."""
@@ -344,26 +317,10 @@ class BaseClaim:
             heartbeat.extend(self._extended_until)
         return heartbeat.__enter__()
 
-    def _leave_block(self, error: BaseException | None = None, outcome: bool | StoreError = True) -> None:
-        """Stop the heartbeat of the innermost block. `error` is what it raised, `outcome` the reply to its end."""
+    def _leave_block(self) -> None:
+        """Stop the heartbeat of the innermost block."""
         if (heartbeat := self._blocks.pop()) is not None:
             heartbeat.__exit__()
-        if self._step is not None and self._step.depth > len(self._blocks):
-            step, self._step = self._step, None
-            step.end(self._reply, error, self._judge(error, outcome))
-
-    def _judge(self, error: BaseException | None, outcome: bool | StoreError) -> Verdict[Any]:
-        """Return the verdict on a block for the tracer."""
-        reply, failure = self._reply, outcome if error is None else error
-        if isinstance(failure, BaseException):
-            verdict: Verdict[Any] = judge_error(failure)
-        elif reply.state != "started":
-            verdict = Verdict("duplicate" if reply.state == "done" else "in_progress", replayed=reply.state == "done")
-        elif outcome is False or self._ending == "lost":
-            verdict = Verdict("lost", ran=True)
-        else:
-            verdict = Verdict("failed" if self._ending == "released" else "handled", ran=True)
-        return verdict._replace(attempt=reply.attempt, token=reply.token)
 
     def _end_timeouts(self, completes: bool) -> EndTimeouts:
         """Return the timeouts of an end. A completion in a block may take as long as the lease, which is renewed."""
@@ -431,7 +388,7 @@ class Claim(BaseClaim):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        outcome: bool | StoreError = True
+        outcome: bool | StoreError
         try:
             if (call := self._build_block_end(error)) is None:
                 return
@@ -439,7 +396,7 @@ class Claim(BaseClaim):
         except StoreError as failed:
             outcome = failed
         finally:
-            self._leave_block(error, outcome)
+            self._leave_block()
         record_block_end(self._context, [self], [outcome], error)
 
     def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
@@ -565,7 +522,7 @@ class AioClaim(BaseClaim):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        outcome: bool | StoreError = True
+        outcome: bool | StoreError
         try:
             if (call := self._build_block_end(error)) is None:
                 return
@@ -573,7 +530,7 @@ class AioClaim(BaseClaim):
         except StoreError as failed:
             outcome = failed
         finally:
-            self._leave_block(error, outcome)
+            self._leave_block()
         record_block_end(self._context, [self], [outcome], error)
 
     async def _run_end(self, call: Call[bool], completes: bool) -> bool:

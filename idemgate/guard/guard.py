@@ -16,8 +16,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.key_template import FingerprintSpec, KeySpec
 from idemgate.core.keys import Key
 from idemgate.core.validation import check_blocking, check_function, is_async
-from idemgate.core.verdict import Verdict, judge_error
-from idemgate.core.waits import is_cancelled
+from idemgate.core.verdict import Verdict
 from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.call import run, run_async, run_without_key, run_without_key_async
 from idemgate.guard.context import GuardContext
@@ -208,7 +207,7 @@ class AioGuard(_BaseGuard):
         """Run a handler once per key; see `Guard.run`.
 
         A coroutine function runs in this task. If the caller is cancelled, CancelledError is raised, and the claim is
-        released unless `on_lease_loss` is "hold". A handler that raises CancelledError itself has failed.
+        released unless `on_lease_loss` is "hold". The verdict is `failed` if the handler raises CancelledError itself.
 
         A plain function runs in its own thread, in a copy of the context. If it returns an awaitable, that is awaited.
         A cancelled caller does not wait for the thread. The claim then lasts until the thread has ended, and is ended
@@ -224,12 +223,7 @@ class AioGuard(_BaseGuard):
         if isinstance(request, Verdict):
             return request
         call = self._run(request, work, message, keep)
-        try:
-            return await (call if is_native else _outlive_caller(call))
-        except asyncio.CancelledError as error:
-            if is_cancelled():
-                raise
-            return judge_error(error)  # raised by the handler
+        return await (call if is_native else _outlive_caller(call))
 
     async def _run(
         self, request: Request | MissingKey, work: Callable[..., Awaitable[Any]], message: Any, keep: Keep | None

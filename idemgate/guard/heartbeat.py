@@ -154,7 +154,7 @@ class Heartbeat(LeaseRenewal):
         now, execution = monotonic(), self._execution
         if now >= self._ends and not (execution.has_ended or execution.lease_lost):
             self._stop_hung_run()
-        if execution.lease_lost:  # it hangs, and reports show it until it ends
+        if execution.lease_lost:  # by `max_run`: reports show the run until it ends
             return ()
         return (Batch([build_renewal(self._grant, self._extended_until - now)], self._record_renewal),)
 

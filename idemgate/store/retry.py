@@ -438,7 +438,7 @@ def is_of_store(error: BaseException | None) -> bool:
             or ("ResponseError" in names and str(error).startswith(_TRANSIENT))
         ):
             return True
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        error = error.__cause__
     return False
 
 

@@ -41,7 +41,7 @@ def build_run(handler: Handler, context: Context) -> Callable[[Delivery[Any]], V
         except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
             return judge_error(error)
         finally:
-            execution.is_inside = False
+            execution._inside = False
 
     return run if context.tracer is None else trace(run, context.tracer.process)
 
@@ -71,7 +71,7 @@ def build_run_async(handler: Handler, context: Context) -> Callable[[Delivery[An
         except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
             return judge_error(error)
         finally:
-            execution.is_inside = False
+            execution._inside = False
 
     return run if context.tracer is None else trace_async(run, context.tracer.process)
 
@@ -79,11 +79,10 @@ def build_run_async(handler: Handler, context: Context) -> Callable[[Delivery[An
 class DeliveryExecution(Execution):
     """The object that `current()` returns inside a topic's handler: a view of its delivery.
 
-    Attributes:
-        is_inside: False once the handler has ended: tasks that outlive it may wait for the result of its delivery.
+    `_inside` is False once the handler has ended: tasks that outlive it may wait for the result of its delivery.
     """
 
-    __slots__ = ("_delivery", "is_inside")
+    __slots__ = ("_delivery",)
     # Of the class, because each delivery makes an instance:
     _saves, _block, _outer = False, None, None
     recovered: object = None
@@ -93,7 +92,7 @@ class DeliveryExecution(Execution):
         self.token: int = delivery.token
         self._context = context
         self._delivery = delivery
-        self.is_inside: bool = True
+        self._inside = True
 
     def _identity(self) -> tuple[str, str, Key]:
         return self._context.namespace, "topic", self._delivery.raw_key
@@ -116,7 +115,7 @@ class DeliveryExecution(Execution):
 
     @property
     def has_ended(self) -> bool:
-        return not self.is_inside
+        return not self._inside
 
     def key_for(self, step: str) -> str:
         """Return a key for one step of this work; see `Execution.key_for`. It follows from `delivery.id`."""
@@ -125,7 +124,7 @@ class DeliveryExecution(Execution):
     def delivers(self, context: Context, topic: str, key: bytes) -> bool:
         mine, delivery = self._context, self._delivery
         return (
-            self.is_inside
+            self._inside
             and not delivery.lost
             and delivery.raw_key == key
             and delivery.topic == topic

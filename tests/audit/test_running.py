@@ -77,10 +77,10 @@ def runs(age: float, key: str = "order-7", of: str = "jobs", max_run: int | None
     return RunningWork(of, key, ago(age), "shop.py:7 ship", max_run)
 
 
-def calls(*ages: float, max_run: int | None = 0) -> Snapshot:
+def calls(*ages: float, max_run: int | None = 0, reported: float = 0) -> Snapshot:
     """A process with a guarded call of each of these ages."""
     works = tuple(runs(age, f"order-{n}", "charge", max_run) for n, age in enumerate(ages))
-    return snapshot(processes=(process(topics=(), role="client", running=works),))
+    return snapshot(processes=(process(topics=(), role="client", running=works, seen_at=ago(reported)),))
 
 
 def lasted(seconds: float) -> Times:
@@ -228,6 +228,8 @@ CASES: dict[str, list[Case]] = {
     "calls-hang": [
         (calls(3601), calls(3599)),
         (calls(11, max_run=10_000), calls(9, max_run=10_000)),
+        # It had not when its process reported, and may have ended since
+        (calls(11, max_run=10_000), calls(11, max_run=10_000, reported=2)),
         # It may run that long; it is a delivery, or the call of a version that does not report the limit
         (calls(3601), calls(3601, max_run=7_200_000)),
         (calls(3601), calls(3601, max_run=None)),

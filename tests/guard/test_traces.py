@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from idemgate import Verdict
 from idemgate.errors import ReplayedFailure
 from tests.conftest import Face
 from tests.tracing import record
@@ -84,55 +83,6 @@ async def test_a_stored_failure_names_its_run(face: Face) -> None:
     run, replay = recorder.of("once")
     assert (run.outcome.outcome, replay.outcome.outcome, replay.replayed) == ("rejected", "rejected", run.trace)
     assert (await face.inspect("o1", scope="s")).value["text"] == "no funds"
-
-
-async def test_the_block_of_a_claim_is_a_step(face: Face) -> None:
-    recorder = record(face.gate)
-    async with face.inside("k", scope="s", retention="1h") as claim, face.inside("other", scope="inner"):
-        assert await claim.complete({"n": 1})
-    async with face.inside("k", scope="s") as claim:
-        assert claim.result == {"n": 1}
-    run, inner, replay = recorder.of("once")
-    assert (run.of, run.outcome, run.replayed) == (
-        "s", Verdict("handled", attempt=1, token=run.outcome.token, ran=True), b""
-    )  # fmt: skip
-    assert (inner.of, inner.outcome.outcome) == ("inner", "handled")
-    # The step that was inside of the run completed it
-    assert (replay.outcome.outcome, replay.outcome.replayed, replay.replayed) == ("duplicate", True, inner.trace)
-
-
-async def test_a_step_of_a_block_has_its_outcome(face: Face) -> None:
-    recorder = record(face.gate)
-    await face.claim("busy", scope="s")
-    async with face.inside("busy", scope="s"):
-        pass
-    async with face.inside("released", scope="s") as claim:
-        await claim.release()
-    async with face.inside("lost", scope="s"):
-        await face.forget("lost", scope="s", force=True)
-    with pytest.raises(ValueError, match="no"):
-        async with face.inside("failed", scope="s"):
-            raise ValueError("no")
-    with pytest.raises(asyncio.CancelledError):
-        async with face.inside("cancelled", scope="s"):
-            raise asyncio.CancelledError
-    *steps, cancelled = recorder.of("once")
-    assert [one.outcome.outcome for one in steps] == ["in_progress", "failed", "lost", "failed"]
-    assert isinstance(steps[-1].outcome.error, ValueError)
-    assert [one.error for one in steps] == [None] * 4
-    assert (cancelled.outcome, type(cancelled.error)) == (None, asyncio.CancelledError)
-
-
-async def test_of_claims_that_are_sent_together_each_block_is_a_step(face: Face) -> None:
-    recorder = record(face.gate)
-    if face.awaiting:
-        async with face.gate.aio.claim_many(["a", "b"], scope="s") as claims, claims[1] as claim:
-            await claim.complete(2)
-    else:
-        with face.gate.claim_many(["a", "b"], scope="s") as others, others[1] as other:
-            other.complete(2)
-    [step] = recorder.of("once")
-    assert (step.outcome.outcome, step.error) == ("handled", None)
 
 
 async def test_without_a_trace_the_stored_result_is_the_same(face: Face, raw: Any) -> None:

@@ -260,6 +260,23 @@ async def test_a_handler_that_raises_a_cancellation_has_failed(gate: Gate, keep:
         assert gate.inspect("k", scope="orders").state == "released"
 
 
+async def test_a_handler_that_raises_a_cancellation_has_its_attempts_counted(gate: Gate) -> None:
+    async def fail() -> None:
+        raise asyncio.CancelledError
+
+    guard = gate.guard("orders", max_attempts=2)
+    seen = [await guard.aio.run("k", fail) for _ in range(2)]
+    [many] = await guard.aio.run_many([("other", 1)], lambda _: fail())
+    assert [(one.outcome, one.attempt, one.exhausted) for one in seen] == [("failed", 1, False), ("rejected", 2, True)]
+    assert (many.outcome, many.attempt) == ("failed", 1)
+    with pytest.raises(asyncio.CancelledError):
+        await gate.once(key="{k}", scope="coroutine")(_raise_cancelled)("k")
+
+
+async def _raise_cancelled(k: str) -> None:
+    raise asyncio.CancelledError
+
+
 async def test_cancellation_is_raised_and_releases_the_key(gate: Gate) -> None:
     guard, started = gate.guard("orders"), asyncio.Event()
 

@@ -69,9 +69,8 @@ def case(store: str, gate: Gate, make_queue: Any, python: Any) -> Case:
     return Case(store, gate, make_queue(), python)
 
 
-@pytest.mark.parametrize(
-    ("client", "die"), [("boto3", "delete"), pytest.param("aiobotocore", "delete", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("client", "die"), [("boto3", "delete"), ("aiobotocore", "delete")])
+@pytest.mark.slow
 def test_a_message_that_was_completed_does_not_run_again(case: Case, client: str, die: str) -> None:
     case.queue.send("one")
     # When a consumer is killed after the completion, before the deletion

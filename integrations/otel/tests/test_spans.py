@@ -170,28 +170,6 @@ async def test_a_failed_run_is_an_error(face: Face, trace: Trace) -> None:
     assert span.attributes["idemgate.outcome"] == "failed"
 
 
-async def test_the_block_of_a_claim_has_a_span(face: Face, trace: Trace) -> None:
-    traced, topic = trace(), face.gate.topic("images")
-
-    async def run() -> None:
-        if face.awaiting:
-            async with face.gate.aio.claim("k", scope="charge", retention="1h") as claim:
-                if claim.started:
-                    await topic.aio.trigger("k")
-        else:
-            with face.gate.claim("k", scope="charge", retention="1h") as blocking:
-                if blocking.started:
-                    topic.trigger("k")
-
-    await run()
-    await run()
-    (owner, replay), (inner,) = traced.spans("once"), traced.spans("trigger")
-    assert (owner.name, owner.attributes["idemgate.outcome"]) == ("once charge", "handled")
-    assert inner.parent.span_id == owner.context.span_id
-    assert (links_of(replay), replay.attributes["idemgate.outcome"]) == ([context_of(owner)], "duplicate")
-    assert get_current_span().get_span_context().is_valid is False
-
-
 async def test_steps_inside_a_handler_are_its_children(face: Face, trace: Trace) -> None:
     traced, topic, next_topic = trace(), face.gate.topic("images"), face.gate.topic("thumbs")
     face.handle(topic, lambda delivery: next_topic.trigger("k"))
