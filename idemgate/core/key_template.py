@@ -34,8 +34,8 @@ from idemgate.core.validation import type_hints
 from idemgate.errors import InvalidArgument, MissingKey
 
 __all__ = [
-    "Arguments", "FingerprintSpec", "KeyCallable", "KeySpec", "compile_fingerprint", "compile_key",
-    "compile_message_fingerprint", "compile_message_key", "part_text",
+    "Arguments", "FingerprintSpec", "KeyCallable", "KeySpec", "check_message_fields", "compile_fingerprint",
+    "compile_key", "compile_message_fingerprint", "compile_message_key", "part_text",
 ]  # fmt: skip
 
 Args = tuple[Any, ...]
@@ -274,6 +274,20 @@ _PARTIAL = (
     "is a partial, and the arguments that it holds do not count",
     "Decorate the function itself and pass all arguments, or name what identifies the work in key=",
 )
+
+
+def check_message_fields(
+    kind: type[object], key: str | Callable[..., object], fingerprint: Sequence[str] | Callable[..., object] | None
+) -> None:
+    """Raise InvalidArgument for fields that no message of this class has: each message would be a dead letter."""
+
+    def takes(message: object) -> None: ...
+
+    takes.__annotations__["message"] = kind
+    if isinstance(key, str):
+        compile_key(key, takes)
+    if not callable(fingerprint):
+        compile_fingerprint(fingerprint, takes)
 
 
 def _find_held(func: Any) -> tuple[str, str] | None:

@@ -38,7 +38,7 @@ def _chain(thread: int, threads: Mapping[int, FrameType]) -> Iterator[FrameType]
     """Yield the frames of a thread, the innermost first."""
     frame = threads.get(thread)
     for _ in range(MAX_FRAMES):
-        if frame is None:
+        if not isinstance(frame, FrameType):  # the last one, or what a running thread has overwritten (Python 3.11)
             return
         yield frame
         frame = frame.f_back

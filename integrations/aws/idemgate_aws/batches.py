@@ -11,10 +11,11 @@ from typing import Any, Unpack
 
 from idemgate import Gate, Guard, InvalidArgument
 from idemgate.core.backoff import delays
+from idemgate.core.key_template import check_message_fields
 from idemgate.core.scopes import scope_of
 from idemgate.core.validation import check_parameters, is_async
 from idemgate.types import BackoffPolicy, GuardOptions, KeyCallable, Verdict, check_function, check_gate, milliseconds
-from idemgate_aws.message import SqsMessage, body_of, build_dead_letter, check_fields
+from idemgate_aws.message import SqsMessage, body_of, build_dead_letter
 from idemgate_aws.queue import LONGEST, check_client, check_url
 
 __all__ = ["lambda_batch"]
@@ -89,7 +90,7 @@ class _Batches:
         check_gate(gate)
         check_function(handler, "handler")
         check_parameters(handler, "handler", "message")
-        check_fields(key, fingerprint)
+        check_message_fields(SqsMessage, key, fingerprint)
         delays(backoff)
         if client is not None:
             check_client(client)

@@ -16,13 +16,14 @@ from typing import Any, Unpack
 from idemgate import Duration, Gate, InvalidArgument
 from idemgate.core.backoff import delays
 from idemgate.core.clock import monotonic
+from idemgate.core.key_template import check_message_fields
 from idemgate.core.scopes import scope_of
 from idemgate.core.text import event_log, message_of, one_line
 from idemgate.core.validation import check_int, check_parameters
 from idemgate.core.verdict import choose_step
 from idemgate.core.waits import wait_until_done, wait_within
 from idemgate.types import BackoffPolicy, GuardOptions, KeyCallable, Verdict, check_function, check_gate, milliseconds
-from idemgate_aws.message import SqsMessage, body_of, check_fields
+from idemgate_aws.message import SqsMessage, body_of
 from idemgate_aws.queue import BATCH, LONGEST, SqsQueue, check_url, is_unanswered
 
 __all__ = ["SqsConsumer"]
@@ -99,11 +100,13 @@ class SqsConsumer:
         check_gate(gate)
         check_function(handler, "handler")
         check_parameters(handler, "handler", "message")
-        check_fields(key, fingerprint)
+        check_message_fields(SqsMessage, key, fingerprint)
         self._gate = gate
         self._handler = handler
         self._queue = SqsQueue(client, url)
         self._dead_letters = None if dead_letters is None else check_url("dead_letters", dead_letters)
+        if self._dead_letters == self._queue.url:
+            raise InvalidArgument("dead_letters", dead_letters, "the queue that is consumed", "Pass another queue")
         self._concurrency = check_int("concurrency", concurrency)
         delays(backoff)
         self._backoff: BackoffPolicy = backoff

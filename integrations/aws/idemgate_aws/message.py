@@ -5,16 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from idemgate.core.key_template import compile_fingerprint, compile_key
 from idemgate.core.text import last_line
 from idemgate.core.verdict import error_of_run
-from idemgate.types import KeyCallable
 
-__all__ = ["ERROR_ATTRIBUTE", "SqsMessage", "allowed_text", "body_of", "build_dead_letter", "check_fields"]
+__all__ = ["ERROR_ATTRIBUTE", "SqsMessage", "allowed_text", "body_of", "build_dead_letter"]
 
 ERROR_ATTRIBUTE = "idemgate-error"
 MOST_ATTRIBUTES = 10
@@ -95,17 +93,6 @@ def _read_system(attributes: Mapping[str, str]) -> dict[str, Any]:
         "deduplication_id": attributes.get("MessageDeduplicationId"),
         "receives": int(attributes.get("ApproximateReceiveCount", 0)),
     }
-
-
-def check_fields(key: str | KeyCallable, fingerprint: Sequence[str] | KeyCallable | None) -> None:
-    """Raise InvalidArgument for fields that no message has: each message would be a dead letter."""
-
-    def takes(message: SqsMessage) -> None: ...
-
-    if isinstance(key, str):
-        compile_key(key, takes)
-    if not callable(fingerprint):
-        compile_fingerprint(fingerprint, takes)
 
 
 def body_of(message: SqsMessage) -> bytes:

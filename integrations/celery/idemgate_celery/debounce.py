@@ -56,7 +56,11 @@ class DebouncedTask(BaseTask):
         if not hasattr(cls, "gate"):
             fix = "Pass base=debounced_tasks(gate)"
             raise InvalidArgument("debounce", cls.debounce, "its class has no gate", fix)
+        if not isinstance(cls.debounce, dict):
+            raise InvalidArgument("debounce", cls.debounce, "not a dict", 'Pass debounce={"key": "{product}", ...}')
         options = cast("dict[str, Any]", {"name": cls.name, **cls.debounce})
+        if "deliver" in options:
+            raise InvalidArgument("debounce", cls.debounce, "a delivery enqueues the task", "Drop deliver")
         if "key" not in options:
             raise InvalidArgument(
                 "debounce", cls.debounce, "it names no key", 'Pass debounce={"key": "{product}", ...}'

@@ -16,6 +16,7 @@ from idemgate import AlreadyInProgress, Gate, InvalidArgument, Verdict
 from idemgate.core.backoff import delays
 from idemgate.core.validation import is_async
 from idemgate.core.verdict import error_of_run
+from idemgate.guard.options import OnError, check_choice
 from idemgate.types import BackoffPolicy, GuardOptions, check_gate
 from idemgate_celery.debounce import BaseTask, DebouncedTask, declare_sent, dump_models
 from idemgate_celery.visibility import Visibility
@@ -61,8 +62,13 @@ class OnceTask(BaseTask):
             raise InvalidArgument("once", cls.once, "its class has no gate", "Pass task_cls=once_tasks(gate)")
         if not isinstance(cls.once, str | dict):
             raise InvalidArgument("once", cls.once, "neither a template nor a dict", _LIKE)
-        if "key" not in cls._once_options():
+        options = cls._once_options()
+        if "key" not in options:
             raise InvalidArgument("once", cls.once, "it names no key", _LIKE)
+        if "scope" in options:
+            raise InvalidArgument("once", cls.once, "the scope is the task's name", "Drop scope, or name the task so")
+        if not callable(decided := options.get("on_error", "release")):
+            check_choice("on_error", decided, OnError)
         if is_async(cls.run):
             raise InvalidArgument("once", cls.name, "an async function, and Celery awaits no task", "Use a plain one")
         if "keep" in inspect.signature(cls.run).parameters:

@@ -190,7 +190,13 @@ def test_once_is_refused(app: Celery, gate: Gate) -> None:
 
 @pytest.mark.parametrize(
     ("options", "problem"),
-    [({}, "names no key"), ({"key": "{product}", "quiet": "1s"}, "max_delay"), ({"key": "{sku}"}, "not a parameter")],
+    [
+        ({}, "names no key"),
+        ({"key": "{product}", "quiet": "1s"}, "max_delay"),
+        ({"key": "{sku}"}, "not a parameter"),
+        ("{product}", "not a dict"),
+        ({"key": "{product}", "deliver": print}, "enqueues the task"),
+    ],
 )
 def test_bad_options_are_refused_when_the_task_is_added(app: Celery, gate: Gate, options: Any, problem: str) -> None:
     with pytest.raises(InvalidArgument, match=problem):

@@ -427,6 +427,8 @@ def test_a_task_without_a_key_cannot_be_enqueued_once(app: Celery) -> None:
         ({"key": "{order}", "backoff": "soon"}, "backoff"),
         ("{invoice}", "is not a parameter"),
         ({"key": "{order}", "lease": -1}, "lease"),
+        ({"key": "{order}", "scope": "payments"}, "the scope is the task's name"),
+        ({"key": "{order}", "on_error": "x"}, "on_error='x'"),
         ({"key": "{order}", "fingerprint": ["total"]}, "is not a parameter"),
     ],
 )

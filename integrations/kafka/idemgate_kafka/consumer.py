@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn, Unpack
 from idemgate import Gate, InvalidArgument
 from idemgate.core.backoff import delays
 from idemgate.core.clock import monotonic
+from idemgate.core.key_template import check_message_fields
 from idemgate.core.text import event_log, message_of, one_line
 from idemgate.core.validation import check_int, check_parameters, is_async
 from idemgate.core.verdict import choose_step
@@ -138,6 +139,7 @@ class KafkaConsumer:
         self._topics = _check_topics(topics, dead_topic, retry_topic)
         self._dead_topic, self._retry_topic = dead_topic, retry_topic
         self._make_consumer()  # checks the settings
+        check_message_fields(KafkaMessage, key, fingerprint)
         if order not in ("key", "partition"):
             raise InvalidArgument("order", order, "unknown choice", "Use 'key' or 'partition'")
         self._by_key = order == "key"

@@ -455,6 +455,8 @@ async def test_a_broker_that_does_not_answer_is_raised_after_a_few_tries(
         ({"concurrency": 0}, "concurrency"),
         ({"backoff": []}, "backoff"),
         ({"key": 7}, "key"),
+        ({"key": "{message.nope}"}, "key"),
+        ({"fingerprint": ["message.nope"]}, "fingerprint"),
         ({"scope": None}, "scope"),
     ],
 )
