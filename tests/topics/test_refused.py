@@ -26,6 +26,13 @@ async def other(face: Face, gate: Gate, url: str, clock: Clock) -> AsyncIterator
     made.close()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the count of a refusal. A busy machine may take longer than a caller would wait."""
+    for module in (blocking, awaiting):
+        monkeypatch.setattr(module, "COUNT_WITHIN", 60.0)
+
+
 async def _refuse(topic: Any, payload: object, kind: type[InvalidArgument] = InvalidArgument) -> None:
     """Send a payload, alone and as one of two, that the topic refuses."""
     with pytest.raises(kind, match=r"^payload.*\(topic 't', key 'k'\)$"):
@@ -34,6 +41,7 @@ async def _refuse(topic: Any, payload: object, kind: type[InvalidArgument] = Inv
         await topic.trigger_many([("fine", 1), ("k", payload)])
 
 
+@pytest.mark.usefixtures("patient")
 async def test_refused_payloads_are_counted_by_their_reason(face: Face, gate: Gate) -> None:
     topic = face.topic("t", merge={"n": "sum", "items": union()}, slots=4)
     await topic.open()
@@ -63,6 +71,7 @@ async def test_other_arguments_are_not_counted(face: Face, gate: Gate) -> None:
     assert gate.counters["topic.refused_payload"] == 0
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_guarded_run_counts_each_payload_once(face: Face) -> None:
     topic = face.topic("t", merge="append")
     async with face.inside("run", scope="s"):
@@ -72,6 +81,7 @@ async def test_a_guarded_run_counts_each_payload_once(face: Face) -> None:
     assert [(await topic.stats())[f"refused_{why}"] for why in ("payload", "too_large")] == [2, 2]
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("options", [{}, {"merge": "sum"}], ids=["without options", "with options"])
 async def test_a_program_whose_first_trigger_is_refused_counts_it(
     face: Face, other: Face, options: dict[str, Any]
