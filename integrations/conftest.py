@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from idemgate import Gate
+from idemgate.store import sync
 from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
 
 _numbers = itertools.count()
+# A process warns once of a blocking call in an event loop: by chance in a test that reads the log.
+sync._has_warned = True
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ from idemgate import Gate
 from idemgate.cli.acl_rules import rule, user_name
 from idemgate.guard.claim import Claim
 from idemgate.presence import presence
-from idemgate.store import retry
+from idemgate.store import retry, sync
 from idemgate.store.embedded.server import ENVIRONMENT, Binary, _candidates, _inspect_binary, find_server, start
 from idemgate.store.sync import Waiter
 from idemgate.testing import Clock, audit
@@ -70,6 +70,8 @@ def pytest_collection_finish() -> None:
 # Gates of this process report after an hour: tests compare all keys of the server, and count commands. `tests/presence`
 # sends reports, and so do the processes that tests start.
 presence.FIRST_AFTER = 3600.0
+# A process warns once of a blocking call in an event loop: by chance in a test that reads the log.
+sync._has_warned = True
 
 
 @pytest.fixture(scope="session")
