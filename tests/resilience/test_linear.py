@@ -25,7 +25,7 @@ from idemgate.core.calls import Call, new_id
 from idemgate.core.codec import Codec
 from idemgate.errors import StoreUnavailable
 from idemgate.guard import claim_calls
-from idemgate.guard.claim_calls import Claims, PlainClaim, PlainMark, PlainTerms, Record, _mark_terms, _plain_terms
+from idemgate.guard.claim_calls import Claims, PlainClaim, PlainMark, PlainTerms, Record, _plain_terms
 from idemgate.lua import Script, script
 from idemgate.testing import Clock
 from idemgate.testing.proxy import Proxy
@@ -161,7 +161,7 @@ class History:
             return getattr(claims, verb)(record, *arguments)  # type: ignore[no-any-return]
         text = Script(verb, PLAIN["plain/complete" if verb == "plain_complete" else "plain/claim"])
         if verb == "plain_mark":
-            mark = PlainMark(record, arguments[0], _mark_terms(arguments[1]))
+            mark = PlainMark(script("guard/mark"), record, (b"", *arguments, b""), bool)  # its answer needs the owner
             head = b"\xc0" + arguments[1].to_bytes(6)
             words = (us, head, arguments[1], b"\0", arguments[0])
             return Call(text, record, words, lambda reply: mark.answer_plain(reply[2], 0.0))
