@@ -339,7 +339,7 @@ def _judge_keys(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _judge_calls(snapshot: Snapshot) -> Iterator[Finding]:
-    """Judge guarded calls that run for longer than their `max_run`, or for very long without one."""
+    """Judge guarded calls that run for too long: longer than their `max_run` or, without one, an hour."""
     by_scope: defaultdict[str, list[tuple[datetime, str, RunningWork]]] = defaultdict(list)
     for one in snapshot.processes:
         for work in one.running:

@@ -89,8 +89,8 @@ class Activity:
     Attributes:
         failures: The newest failures of handlers and guarded functions.
         failing: The newest failure of each message that failed often and is tried again, by topic and key. Other
-            failures do not push it out: they may be many between two attempts of one message, or while a server is
-            away.
+            failures do not push it out: they may be many between two attempts of one message. If a server fails at a
+            later attempt, the message is taken out.
         refused: The newest triggers that this process refused.
         topics: Durations of the topics that a worker of this process serves.
         held: The keys that this process found held, as scope and key. The store may know better by now.

@@ -153,7 +153,7 @@ def judge_error(error: BaseException) -> Verdict[Any]:
 
 
 def error_of_run(error: BaseException) -> BaseException:
-    """Return what the handler raised, from the error of a verdict: the cause of AttemptsExhausted, else the error."""
+    """Return what the handler raised. `error` is that of a verdict: AttemptsExhausted has it as its cause."""
     return (isinstance(error, AttemptsExhausted) and error.__cause__) or error
 
 

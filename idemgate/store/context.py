@@ -186,7 +186,7 @@ class Tracer(Protocol):
         ...
 
     def once(self, scope: str, key: Any) -> AbstractContextManager[Step]:
-        """Begin a guarded call: before its claim, in a batch when its handler starts, or the block of a claim."""
+        """Begin a guarded call: before its claim, or in a batch when its handler starts."""
         ...
 
     def run_trace(self) -> bytes:

@@ -423,11 +423,11 @@ _OF_SERVER = frozenset({
     "ConnectionError", "TimeoutError", "ReadOnlyError", "OutOfMemoryError", "NoPermissionError", "ClusterDownError",
     "MasterDownError",
 })  # fmt: skip
-"""The classes of redis-py, and of valkey-py, by which a handler learns that its own server failed."""
+"""The errors of redis-py and valkey-py that tell a handler of a failed server."""
 
 
 def is_of_store(error: BaseException | None) -> bool:
-    """Return True if a server failed, and not the handler that raised this error, or raised it from such an error."""
+    """Return True if this error, or a cause of it, says that a server failed."""
     for _ in range(_MOST_CAUSES):
         if error is None:
             return False
