@@ -42,6 +42,7 @@ def kombu_url(url: str) -> str:
     return url.partition("?")[0].replace("unix://", "redis+socket://")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_page_runs(page: Path, tmp_path: Path, url: str, namespace: str, request: pytest.FixtureRequest) -> None:
     program = "\n\n".join(BLOCK.findall(page.read_text()))

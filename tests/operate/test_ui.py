@@ -581,7 +581,9 @@ def test_each_verb_that_loses_data_has_a_subject() -> None:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("listen", ["0", *(["127.0.0.2:0"] if sys.platform == "linux" else [])])
+@pytest.mark.parametrize(
+    "listen", ["0", *([pytest.param("127.0.0.2:0", marks=pytest.mark.slow)] if sys.platform == "linux" else [])]
+)
 def test_the_command_serves_the_page_until_a_signal(gate: Gate, url: str, namespace: str, listen: str) -> None:
     gate.topic("jobs").open()
     words = [sys.executable, "-m", "idemgate", "ui", "--url", url, "--namespace", namespace, "--listen", listen]

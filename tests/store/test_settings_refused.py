@@ -128,8 +128,8 @@ def test_a_file_of_another_kind_is_named_at_the_first_use(query: str, text: str)
         gate.first("k", "1h")
 
 
-async def test_a_refused_connection_says_how_to_start_a_server(nobody: Any) -> None:
-    with pytest.raises(StoreUnavailable, match=r"No server listens there: .*`idemgate server`"):
+async def test_a_refused_connection_says_how_to_start_a_server(nobody: Any, three_tries: Any) -> None:
+    with three_tries(), pytest.raises(StoreUnavailable, match=r"No server listens there: .*`idemgate server`"):
         await nobody.first("k", "1h")
 
 
@@ -139,13 +139,14 @@ def nobody(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     from tests.conftest import Awaited
 
     (port,) = unused_ports(1)
-    gate = Gate(f"redis://127.0.0.1:{port}", timeout="50ms")
+    gate = Gate(f"redis://127.0.0.1:{port}")
     return gate.aio if request.param == "awaiting" else Awaited(gate)
 
 
-def test_a_socket_that_is_not_there_says_so_too(tmp_path: Path) -> None:
+def test_a_socket_that_is_not_there_says_so_too(tmp_path: Path, three_tries: Any) -> None:
     with (
-        Gate(f"unix://{tmp_path}/absent", timeout="50ms") as gate,
+        three_tries(),
+        Gate(f"unix://{tmp_path}/absent") as gate,
         pytest.raises(StoreUnavailable, match="idemgate server"),
     ):
         gate.first("k", "1h")

@@ -31,6 +31,7 @@ def run_program(python: object, folder: Path, endpoint: str, env: dict[str, str]
     return sorted(re.findall("charged|o-[0-9]", printed))
 
 
+@pytest.mark.slow
 def test_the_first_block_runs(tmp_path: Path, endpoint: str) -> None:
     assert run_program(sys.executable, tmp_path, endpoint, {**os.environ}) == PRINTED
 

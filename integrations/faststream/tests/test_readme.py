@@ -28,6 +28,7 @@ def run_program(python: object, folder: Path, url: str, **options: Any) -> str:
     return "\n".join(line for line in lines if " - " not in line)  # the log of FastStream
 
 
+@pytest.mark.slow
 def test_the_first_block_runs(tmp_path: Path, nats_server: Any) -> None:
     assert run_program(sys.executable, tmp_path, nats_server.url) == EXPECTED
     assert "Beside the log of FastStream it prints `bill 7` and `1 handled, 1 duplicate`" in README

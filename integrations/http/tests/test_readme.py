@@ -83,6 +83,7 @@ def test_the_readme_names_each_counter_each_log_event_and_each_option() -> None:
     assert {name for name in options if f"`{name}" not in README} == set()
 
 
+@pytest.mark.slow
 def test_the_first_block_runs(tmp_path: Path) -> None:
     check_answers(send_requests(sys.executable, tmp_path, tmp_path, dict(os.environ)))
 

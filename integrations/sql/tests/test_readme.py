@@ -25,6 +25,7 @@ def run_program(python: object, folder: Path, **options: Any) -> str:
     return run(python, "-W", "error", "shop.py", cwd=folder, **options)
 
 
+@pytest.mark.slow
 def test_the_first_block_runs(tmp_path: Path) -> None:
     assert run_program(sys.executable, tmp_path) == EXPECTED
     assert "It prints `{'receipt': 'p1'}` twice and `(1,)`" in README
