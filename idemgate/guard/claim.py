@@ -40,16 +40,7 @@ from idemgate.guard.claim_calls import ClaimReply, Claims, Completion, Renewal
 from idemgate.guard.current import Execution, own_wait_error
 from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, note_run, register_scope
 from idemgate.guard.options import ClaimOptions, OnceOptions, claim_options
-from idemgate.guard.request import (
-    FAILURE,
-    INFINITE,
-    NOT_STORED,
-    VALUE,
-    Grant,
-    Request,
-    build_request,
-    log_facts,
-)
+from idemgate.guard.request import FAILURE, INFINITE, NOT_STORED, VALUE, Grant, Request, log_facts
 from idemgate.store.context import Context
 
 __all__ = [
@@ -631,7 +622,7 @@ def claim_request(context: Context, key: Key, fingerprint: object, options: Clai
     checked_options = claim_options(context.codec, options)
     _register(context, checked_options)
     packed = b"" if fingerprint is None else digest(fingerprint, name="fingerprint")
-    return build_request(checked_options, Claims(context.namespace, context.clock), key, packed)
+    return Request(checked_options, Claims(context.namespace, context.clock), key, packed)
 
 
 def claim_requests(
@@ -645,7 +636,7 @@ def claim_requests(
     requests: list[Request] = []
     for key, fingerprint in zip(given, prints, strict=True):
         try:
-            requests.append(build_request(checked_options, claims, key, fingerprint))
+            requests.append(Request(checked_options, claims, key, fingerprint))
         except InvalidArgument as error:
             raise InvalidArgument(f"keys[{len(requests)}]", error.value, error.problem, error.fix) from None
     return requests

@@ -35,7 +35,7 @@ from idemgate.guard.judge import judge
 from idemgate.guard.keep import Keep, run_kept, run_kept_async
 from idemgate.guard.manage import forget, inspect
 from idemgate.guard.options import GuardOptions, OnceOptions
-from idemgate.guard.request import Account, Duplicate, Request, build_request
+from idemgate.guard.request import Account, Duplicate, Request
 from idemgate.guard.sink.refusals import check_flavour
 from idemgate.store.context import Context
 
@@ -232,7 +232,7 @@ class GuardedFunction:
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.cache is not None and (shared := self._lookup_shared(self.cache, key, fingerprint)) is not None:
             return shared.value  # type: ignore[no-any-return]
-        request = build_request(self.options, self.guard.claims, key, fingerprint)
+        request = Request(self.options, self.guard.claims, key, fingerprint)
         return _unwrap(run(self.guard, request, wrapped, args, kwargs))  # type: ignore[no-any-return]
 
     async def call_async(
@@ -250,7 +250,7 @@ class GuardedFunction:
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.cache is not None and (shared := self._lookup_shared(self.cache, key, fingerprint)) is not None:
             return shared.value  # type: ignore[no-any-return]
-        request = build_request(self.options, self.guard.claims, key, fingerprint)
+        request = Request(self.options, self.guard.claims, key, fingerprint)
         return _unwrap(await run_async(self.guard, request, wrapped, args, kwargs))  # type: ignore[no-any-return]
 
     def _lookup_shared(self, cache: DoneCache, key: Key, fingerprint: bytes) -> Duplicate | None:
@@ -310,7 +310,7 @@ class GuardedFunction:
         try:
             key = self.key.of(instance, args, kwargs)
             fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
-            return build_request(self.options, self.guard.claims, key, fingerprint)
+            return Request(self.options, self.guard.claims, key, fingerprint)
         except MissingKey as error:
             return error
         except Exception as error:  # noqa: BLE001 - a key callable may raise anything, and would raise it again

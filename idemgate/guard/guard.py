@@ -22,7 +22,7 @@ from idemgate.guard.call import run, run_async, run_without_key, run_without_key
 from idemgate.guard.context import GuardContext
 from idemgate.guard.judge import judge
 from idemgate.guard.keep import Keep, run_kept, run_kept_async
-from idemgate.guard.request import Request, build_request
+from idemgate.guard.request import Request
 from idemgate.guard.run_many import run_many, run_many_async
 
 __all__ = ["AioGuard", "Guard", "Keep"]
@@ -61,7 +61,7 @@ class _BaseGuard:
                 packed = digest(fingerprint, name="fingerprint")
             else:
                 packed = b"" if self._fingerprint is None else self._fingerprint.of(None, message, {})
-            return build_request(guard.options, guard.claims, key, packed, wait_ms)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            return Request(guard.options, guard.claims, key, packed, wait_ms)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         except MissingKey as error:
             return error
         except Exception as error:  # noqa: BLE001 - a callable of the user may raise anything, and would raise it again

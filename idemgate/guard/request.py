@@ -13,7 +13,7 @@ from idemgate.guard.options import OnceOptions
 __all__ = [
     "COMPLETED", "COMPLETES", "FAILURE", "INFINITE", "KEEP", "NOT_STORED", "RELEASE", "UNASKED", "UNDO", "VALUE",
     "Account", "Duplicate", "End", "Ending", "Grant", "Guards", "LocalRun", "Request", "build_ending",
-    "build_renewal", "build_request", "build_undo", "lease_lost_error", "log_facts",
+    "build_renewal", "build_undo", "lease_lost_error", "log_facts",
 ]  # fmt: skip
 
 INFINITE = float("inf")
@@ -28,10 +28,10 @@ Guards = Literal["lease", "mark", "process", "nothing"]
 
 
 class Request:
-    """The request of one call.
+    """The request of one call, by a new owner. Raise MissingKey or InvalidArgument for a key that is none.
 
     `record` is its key in Redis. `owner` identifies who claims it. `wait` is how long to wait for another owner, in ms,
-    or None.
+    or None. An argument of None stands for the wait of the options.
     """
 
     __slots__ = ("claims", "fingerprint", "key", "options", "owner", "record", "wait")
@@ -41,22 +41,20 @@ class Request:
         options: OnceOptions,
         claims: Claims,
         key: Key,
-        record: tuple[bytes],
-        fingerprint: bytes,
-        owner: bytes,
-        wait: int | None,
+        fingerprint: bytes = b"",
+        wait: int | None = None,
     ) -> None:
         self.options: Final = options
         self.claims: Final = claims
         self.key: Final = key
-        self.record: Final = record
+        self.record: Final = (record(claims.namespace, options.scope, key),)
         self.fingerprint: Final = fingerprint
-        self.owner: Final = owner
-        self.wait: Final = wait
+        self.owner: Final = new_id()
+        self.wait: Final = options.wait if wait is None or options.shadow else wait
 
     def with_new_owner(self) -> Request:
         """Return the same request of another owner."""
-        return Request(self.options, self.claims, self.key, self.record, self.fingerprint, new_id(), self.wait)
+        return Request(self.options, self.claims, self.key, self.fingerprint, self.wait)
 
 
 class LocalRun:
@@ -136,18 +134,6 @@ Account = tuple[Any, BaseException | None, Grant | Duplicate | None, End | None,
 def build_ending(kind: bytes, data: bytes = b"") -> Ending:
     """Return an ending that is no result."""
     return kind, data, False, None
-
-
-def build_request(
-    options: OnceOptions, claims: Claims, key: Key, fingerprint: bytes = b"", wait: int | None = None
-) -> Request:
-    """Return the request of a new owner. Raise MissingKey or InvalidArgument for a key that is none.
-
-    `wait` is how long it waits for another owner, in ms. None: as the options say.
-    """
-    name = record(claims.namespace, options.scope, key)
-    waits = options.wait if wait is None or options.shadow else wait
-    return Request(options, claims, key, (name,), fingerprint, new_id(), waits)
 
 
 def build_renewal(grant: Grant, seconds: float = 0.0) -> Call[Renewal]:

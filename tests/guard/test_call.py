@@ -12,7 +12,7 @@ from idemgate.guard import call
 from idemgate.guard.claim_calls import ClaimReply
 from idemgate.guard.context import DoneCache
 from idemgate.guard.options import GuardOptions, OnceOptions, once_options
-from idemgate.guard.request import NOT_STORED, Grant, Request, build_ending, build_request
+from idemgate.guard.request import NOT_STORED, Grant, Request, build_ending
 from tests.claims import claims_of
 
 GATE = Gate()
@@ -21,7 +21,7 @@ GATE = Gate()
 def request_with(**changed: Any) -> Request:
     """Return a request of the key "k" with these options."""
     options = once_options(GATE.context.codec, "once", None, cast(GuardOptions, changed))
-    return build_request(dataclasses.replace(options, scope="s"), claims_of(GATE), "k")
+    return Request(dataclasses.replace(options, scope="s"), claims_of(GATE), "k")
 
 
 def busy(left_ms: int) -> ClaimReply:
