@@ -117,21 +117,23 @@ class AsyncConnection(asyncio.Protocol):
         self.submit(request, *[replies.append] * (number - 1), end)
         return future if seconds is None else self._await_within(future, seconds)
 
-    def submit(self, request: bytes, *on_replies: ReplyCallback) -> None:
+    def submit(self, request: bytes, on_reply: ReplyCallback, *others: ReplyCallback) -> None:
         """Queue a request. It is written at the end of this tick. A callback receives the reply or the error.
 
         A request that is several commands has a callback for each of them.
         """
         if self.closed:
             error = rx.ConnectionError("the connection was lost before the request was sent")
-            for on_reply in on_replies:
-                on_reply(error)
+            for callback in (on_reply, *others):
+                callback(error)
             return
         if not self._callbacks:
             self._last_progress = monotonic()
             if self._timer is None:
                 self._timer = self._loop.call_later(self._reply_timeout, self._check_timeout)
-        self._callbacks.extend(on_replies)
+        self._callbacks.append(on_reply)
+        if others:
+            self._callbacks.extend(others)
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(request)
