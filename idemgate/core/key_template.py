@@ -554,7 +554,7 @@ class Arguments:
         With `**kwargs` every name is accepted, and a missing argument raises TypeError at the call.
         """
         found = self._finds.get(name)
-        return _Extra(name) if found is None and self._rest else found
+        return _find_extra(name) if found is None and self._rest else found
 
     def all(self, instance: object, args: Args, kwargs: Kwargs) -> dict[str, Any]:
         """Return all arguments by name with their defaults, without the instance or class of a method."""
@@ -573,16 +573,16 @@ class _MessageArgument(Arguments):
     def find(self, name: str) -> Find | None:
         if not self.names:
             self.names = (name,)
-            self._finds[name] = _One(0, Parameter(name, Parameter.POSITIONAL_ONLY))
+            self._finds[name] = _find_one(0, Parameter(name, Parameter.POSITIONAL_ONLY))
         return self._finds.get(name)
 
 
 def _find(at: int, parameter: Parameter, named: frozenset[str]) -> Find:
     if parameter.kind is parameter.VAR_POSITIONAL:
-        return _Positionals(at)
+        return lambda instance, args, _: (args if instance is None else (instance, *args))[at:]
     if parameter.kind is parameter.VAR_KEYWORD:
-        return _Keywords(named)
-    return _One(at, parameter)
+        return lambda _instance, _args, kwargs: {name: value for name, value in kwargs.items() if name not in named}
+    return _find_one(at, parameter)
 
 
 def _takes_self(func: Callable[..., object], names: tuple[str, ...]) -> bool:
@@ -591,56 +591,32 @@ def _takes_self(func: Callable[..., object], names: tuple[str, ...]) -> bool:
     return bool(around) and not around.endswith("<locals>") and names[:1] in (("self",), ("cls",))
 
 
-class _One:
-    __slots__ = ("_at", "_default", "_keyword", "_name")
+def _find_one(at: int, parameter: Parameter) -> Find:
+    name = parameter.name
+    at = _NOWHERE if parameter.kind is parameter.KEYWORD_ONLY else at
+    # A positional-only name may also be a name in **kwargs, which is another argument.
+    keyword = "" if parameter.kind is parameter.POSITIONAL_ONLY else name
+    default = _MISSING if parameter.default is parameter.empty else parameter.default
 
-    def __init__(self, at: int, parameter: Parameter) -> None:
-        self._at = _NOWHERE if parameter.kind is parameter.KEYWORD_ONLY else at
-        self._name = parameter.name
-        # A positional-only name may also be a name in **kwargs, which is another argument.
-        self._keyword = "" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name
-        self._default = _MISSING if parameter.default is parameter.empty else parameter.default
-
-    def __call__(self, instance: object, args: Args, kwargs: Kwargs) -> Any:
-        at = self._at if instance is None else self._at - 1
-        if at < len(args):
-            return args[at] if at >= 0 else instance
-        value = kwargs.get(self._keyword, self._default)
+    def find(instance: object, args: Args, kwargs: Kwargs) -> Any:
+        place = at if instance is None else at - 1
+        if place < len(args):
+            return args[place] if place >= 0 else instance
+        value = kwargs.get(keyword, default)
         if value is _MISSING:
-            raise TypeError(f"missing a required argument: {self._name!r}")  # the same error as the call itself
+            raise TypeError(f"missing a required argument: {name!r}")  # the same error as the call itself
         return value
 
-
-class _Positionals:
-    __slots__ = ("_at",)
-
-    def __init__(self, at: int) -> None:
-        self._at = at
-
-    def __call__(self, instance: object, args: Args, _kwargs: Kwargs) -> Args:
-        return (args if instance is None else (instance, *args))[self._at :]
+    return find
 
 
-class _Keywords:
-    __slots__ = ("_named",)
+def _find_extra(name: str) -> Find:
+    def find(_instance: object, _args: Args, kwargs: Kwargs) -> Any:
+        if name not in kwargs:
+            raise TypeError(f"missing a keyword argument: {name!r}")
+        return kwargs[name]
 
-    def __init__(self, named: frozenset[str]) -> None:
-        self._named = named
-
-    def __call__(self, _instance: object, _args: Args, kwargs: Kwargs) -> dict[str, Any]:
-        return {name: value for name, value in kwargs.items() if name not in self._named}
-
-
-class _Extra:
-    __slots__ = ("_name",)
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, _instance: object, _args: Args, kwargs: Kwargs) -> Any:
-        if self._name not in kwargs:
-            raise TypeError(f"missing a keyword argument: {self._name!r}")
-        return kwargs[self._name]
+    return find
 
 
 # -- the text of a value ----------------------------------------------------------------------------------------------
