@@ -276,8 +276,8 @@ async def claim_async(guard: GuardContext, request: Request) -> Grant | Duplicat
         pending = (guard.context._aio_link or guard.context.aio_link).start(build_claim(request, False))
         try:  # as `send_claim_async`, without another coroutine: it costs a call 1 % of its instructions
             reply = await pending.answer
-        except (NotDurable, asyncio.CancelledError) as error:
-            await take_back(guard.context, request, pending, error)
+        except (NotDurable, asyncio.CancelledError) as interruption:
+            await take_back(guard.context, request, pending, interruption)
             raise
         if reply.state == "in_progress" and request.wait:
             if (error := own_wait_error(guard.context, request, reply.left_ms)) is not None:

@@ -50,8 +50,8 @@ class AsyncConnection(asyncio.Protocol):
     """One connection. `send` returns a future, `submit` calls back.
 
     `closed` is True once the connection is unusable, and `retired` once a new one replaces it. `ready` is True while it
-    accepts writes at once. `takes_plain` says whether the server has the plain commands of the guard; None: it was not
-    asked yet.
+    accepts writes at once. `writable` is set unless the write buffer is full. `takes_plain` says whether the server has
+    the plain commands of the guard; None: it was not asked yet.
     """
 
     def __init__(self, writer: asyncio.StreamWriter, reply_timeout: float) -> None:
@@ -66,8 +66,8 @@ class AsyncConnection(asyncio.Protocol):
         self._trailer: tuple[Sequence[bytes], asyncio.Future[list[Any]]] | None = None
         self._last_progress = monotonic()
         self._timer: asyncio.TimerHandle | None = None
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self.writable: asyncio.Event = asyncio.Event()
+        self.writable.set()
         self._closed_event = asyncio.Event()
         self.closed: bool = False
         self.retired: bool = False
@@ -117,7 +117,7 @@ class AsyncConnection(asyncio.Protocol):
         self.submit(request, *[replies.append] * (number - 1), end)
         return future if seconds is None else self._await_within(future, seconds)
 
-    def submit(self, request: bytes, on_reply: ReplyCallback, *others: ReplyCallback) -> None:
+    def submit(self, request: bytes, on_reply: ReplyCallback, /, *others: ReplyCallback) -> None:
         """Queue a request. It is written at the end of this tick. A callback receives the reply or the error.
 
         A request that is several commands has a callback for each of them.
@@ -172,14 +172,6 @@ class AsyncConnection(asyncio.Protocol):
             lambda done: result.cancel() if done.cancelled() else result.set_result(done.result())
         )
 
-    @property
-    def is_congested(self) -> bool:
-        """Return whether the write buffer is full. Await `wait_writable` before sending more."""
-        return not self._writable.is_set()
-
-    async def wait_writable(self) -> None:
-        await self._writable.wait()
-
     def _flush(self) -> None:
         if self._trailer is not None:
             trailer, self._trailer = self._trailer, None
@@ -204,11 +196,11 @@ class AsyncConnection(asyncio.Protocol):
             self._drained.set_result(None)
 
     def pause_writing(self) -> None:
-        self._writable.clear()
+        self.writable.clear()
         self.ready = False
 
     def resume_writing(self) -> None:
-        self._writable.set()
+        self.writable.set()
         self.ready = not self.retired
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -232,7 +224,7 @@ class AsyncConnection(asyncio.Protocol):
     def _fail_all(self, error: rx.RedisError) -> None:
         self.closed = self.retired = True
         self.ready = False
-        self._writable.set()
+        self.writable.set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -360,8 +352,8 @@ class ReconnectingConnection:
         connection = self._connection
         if connection is None or connection.retired:
             connection = await asyncio.shield(self._start_connecting())
-        if connection.is_congested:
-            await connection.wait_writable()
+        if not connection.writable.is_set():
+            await connection.writable.wait()
         return connection
 
     async def _connect(self) -> AsyncConnection:

@@ -91,12 +91,12 @@ class DeliveryCalls(BaseCalls):
 
     # -- take and forward ---------------------------------------------------------------------------------------------
 
-    def take(self, slot: int, n: int) -> Call[Taken]:
-        """Build the call that takes at most `n` due messages of a slot. With `n=0` it only requeues lapsed leases."""
-        return self._take(new_id(), slot, n)
+    def take(self, slot: int, n: int, request: bytes = b"") -> Call[Taken]:
+        """Build the call that takes at most `n` due messages of a slot. With `n=0` it only requeues lapsed leases.
 
-    def _take(self, request: bytes, slot: int, n: int) -> Call[Taken]:
-        policy = self.policy
+        `request` is the id of the request that this call sends again, or a part of. Without one it is a new request.
+        """
+        request, policy = request or new_id(), self.policy
         args = (request, self._policy, n, policy.lease, *policy.slot_limits(slot))
         return self._call(
             "take",
@@ -110,8 +110,8 @@ class DeliveryCalls(BaseCalls):
         def rebuild(calls: Any, slot: int) -> Batch[Taken]:
             # Several old slots may now be one slot. Each takes from it, since each caller needs its next due time.
             slots = calls.merged_successors(slot, self)
-            shares = zip(split_request(request, len(slots)), slots, divide(n, len(slots)), strict=True)
-            return Batch([calls._take(*share) for share in shares], _join_takes)
+            shares = zip(slots, divide(n, len(slots)), split_request(request, len(slots)), strict=True)
+            return Batch([calls.take(*share) for share in shares], _join_takes)
 
         return rebuild
 
@@ -127,15 +127,17 @@ class DeliveryCalls(BaseCalls):
         paused = token if type(token) is bytes else None
         return Taken(deliveries, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1], paused=paused)
 
-    def forward(self, slot: int, to: Forward, n: int) -> Call[Forwarded]:
-        """Build the call that moves at most `n` due messages of a slot into the target list or stream."""
-        return self._forward(new_id(), slot, to, n)
+    def forward(self, slot: int, to: Forward, n: int, request: bytes = b"") -> Call[Forwarded]:
+        """Build the call that moves at most `n` due messages of a slot into the target list or stream.
 
-    def _forward(self, request: bytes, slot: int, to: Forward, n: int) -> Call[Forwarded]:
+        `request` is as for `take`.
+        """
+        request = request or new_id()
+
         def rebuild(calls: Any, slot: int) -> Batch[Forwarded]:
             slots = calls.merged_successors(slot, self)
-            shares = zip(split_request(request, len(slots)), slots, divide(n, len(slots)), strict=True)
-            return Batch([calls._forward(part, slot, to, share) for part, slot, share in shares], _join_forwards)
+            shares = zip(slots, divide(n, len(slots)), split_request(request, len(slots)), strict=True)
+            return Batch([calls.forward(slot, to, share, part) for slot, share, part in shares], _join_forwards)
 
         return self._call(
             "forward",
@@ -185,7 +187,7 @@ class DeliveryCalls(BaseCalls):
             return build(settled)
         done = outcomes.index("left")
         rest = split_batches(list(settlements[done:]), lambda entry: entry.size, next_batch_size(done))
-        calls = [self._settle(slot, SlotRequest(new_id(), batch)) for batch in rest]
+        calls = [self.settle(slot, batch) for batch in rest]
 
         def join(answers: list[Settled]) -> T:
             all_outcomes = outcomes[:done] + flatten(answer.outcomes for answer in answers)

@@ -142,8 +142,9 @@ class TopicConsumer:
         calls = self.poller.calls
         for slot in self.poller.due_slots(calls):
             if room > len(taken) and self.poller.is_assigned(slot):
+                until, take = monotonic() + self.lease, calls.take(slot, min(room - len(taken), MAX_SETTLED))
                 try:
-                    taken += await self._take(calls, slot, min(room - len(taken), MAX_SETTLED))
+                    taken += self._accept(await self.poller.execute(slot, take), until)
                 except StoreError:
                     if not taken:
                         raise
@@ -155,10 +156,6 @@ class TopicConsumer:
         for entry in taken:
             entry.misfired = entry.delivery in misfired
         return taken
-
-    async def _take(self, calls: TopicCalls, slot: int, n: int) -> list[InFlight]:
-        until = monotonic() + self.lease
-        return self._accept(await self.poller.execute(slot, calls.take(slot, n)), until)
 
     def _accept(self, taken: Taken, until: float) -> list[InFlight]:
         """Register taken deliveries as in flight and renew their leases from now on."""
