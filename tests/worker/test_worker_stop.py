@@ -19,6 +19,7 @@ from idemgate.testing.proxy import Proxy
 from idemgate.topics.messages import Taken
 from idemgate.worker.consumer import TopicConsumer
 from idemgate.worker.coordinator import MembershipOption
+from idemgate.worker.poller import Poller
 from idemgate.worker.worker import Worker
 
 Between = Callable[[Call[Any], Any], Any]
@@ -354,15 +355,16 @@ async def test_what_one_slot_gave_is_run_though_the_next_slot_fails(
     topic, handled = gate.topic("t", slots=2), []
     topic.handler(lambda delivery: handled.append(delivery.key))
     await topic.aio.trigger_many([(n, n) for n in range(8)])
-    real, taken, back = TopicConsumer._take, [], asyncio.Event()
+    real, taken, back = Poller.execute, [], asyncio.Event()
 
-    async def take(self: TopicConsumer, calls: Any, slot: int, n: int) -> Any:
-        if taken and slot != taken[0] and not back.is_set():
-            raise StoreUnavailable("away", "no")
-        taken.append(slot)
-        return await real(self, calls, slot, n)
+    async def execute(self: Poller, slot: int, call: Any, within: float | None = None) -> Any:
+        if call.script.name == "topics/take":
+            if taken and slot != taken[0] and not back.is_set():
+                raise StoreUnavailable("away", "no")
+            taken.append(slot)
+        return await real(self, slot, call, within)
 
-    monkeypatch.setattr(TopicConsumer, "_take", take)
+    monkeypatch.setattr(Poller, "execute", execute)
     async with gate.aio.worker():
         # Then what the first gave is run and acknowledged all the same
         await eventually(lambda: 0 < gate.counters["worker.acked"] == len(handled) < 8)
