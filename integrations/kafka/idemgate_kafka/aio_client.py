@@ -10,6 +10,7 @@ from typing import Any
 import aiokafka as untyped  # pyright: ignore[reportMissingTypeStubs]
 
 from idemgate import InvalidArgument
+from idemgate.core.clock import monotonic
 from idemgate_kafka.clients import Listener, Records, Settings
 from idemgate_kafka.message import Headers, KafkaMessage, Partition
 
@@ -19,6 +20,8 @@ aiokafka: Any = untyped
 errors: Any = untyped.errors
 REQUEST_MS = 10_000
 """The patience of requests, unless the settings have another one."""
+UNANSWERED = 3
+"""A poll raises once a partition was not answered for so many times the patience."""
 
 
 class AioLibrary:
@@ -63,6 +66,8 @@ class AioConsumer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._client: Any = None
+        self._fetched: int | None = None
+        self._fetched_at = monotonic()
 
     async def open(self, topics: Sequence[str], listener: Listener) -> set[str]:
         self._client = aiokafka.AIOKafkaConsumer(
@@ -79,9 +84,20 @@ class AioConsumer:
                 found = await self._client.getmany(timeout_ms=int(seconds * 1000), max_records=most)
         except TimeoutError:
             return []
+        if not found:
+            self._check_answered()
         return [
             (Partition(*partition), [_to_message(each) for each in records]) for partition, records in found.items()
         ]
+
+    def _check_answered(self) -> None:
+        """Raise TimeoutError if the leader of a partition answers no fetch. aiokafka itself raises nothing then."""
+        reading = self._client.assignment() - self._client.paused()
+        fetched = min((self._client.last_poll_timestamp(each) or 0 for each in reading), default=None)
+        if fetched is None or fetched != self._fetched:
+            self._fetched, self._fetched_at = fetched, monotonic()
+        elif monotonic() > self._fetched_at + UNANSWERED * self._settings["request_timeout_ms"] / 1000:
+            raise TimeoutError("no broker answers for a partition of this consumer")
 
     async def pause(self, partitions: Sequence[Partition]) -> None:
         for each in partitions:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from aiokafka import errors
 from confluent_kafka import KafkaError, KafkaException
-from idemgate_kafka.aio_client import AioLibrary
+from idemgate_kafka import aio_client
+from idemgate_kafka.aio_client import AioConsumer, AioLibrary
 from idemgate_kafka.clients import Library
 from idemgate_kafka.confluent_client import ConfluentConsumer, ConfluentLibrary, _Thread
 from idemgate_kafka.message import Partition
@@ -60,6 +61,45 @@ async def test_an_error_beside_a_record_is_raised_by_the_next_poll(others: Any) 
         consumer._thread.stop()
     assert (partition, message.id) == (Partition("orders", 3), "orders:3:7")
     assert (message.raw_headers, message.timestamp_ms) == ((("id", b"a"), ("empty", b"")), None)
+
+
+async def test_a_broker_that_answers_aiokafka_no_more_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, answered, paused = [0.0], {"p0": 100, "p1": None}, set[str]()
+
+    class Silent:
+        async def getmany(self, **_: object) -> dict[object, list[object]]:
+            return {}
+
+    fake: Any = Silent()
+    fake.assignment, fake.paused = lambda: frozenset(answered), lambda: paused
+    fake.last_poll_timestamp = answered.get
+    monkeypatch.setattr(aio_client, "monotonic", lambda: now[0])
+    consumer = AioConsumer({"request_timeout_ms": 10_000})
+    consumer._client = fake
+
+    async def poll(at: float) -> None:
+        now[0] = at
+        assert await consumer.poll(0.01, 9) == []
+
+    # Given fetches that are answered, Then time does not matter
+    for at, answer in ((0, None), (40, 200), (80, 300)):
+        answered["p1"] = answer
+        await poll(at)
+        answered["p0"] = 100 + at * 1000
+    # Given a partition that is answered no more, while the other one is
+    await poll(81)
+    answered["p0"] = 900_000
+    await poll(110)
+    for at in (111, 112):
+        with pytest.raises(TimeoutError, match="no broker answers"):
+            await poll(at)
+    # Then it matters no more once it is paused, or answered again
+    paused.add("p1")
+    await poll(114)
+    paused.clear()
+    answered["p0"] = answered["p1"] = 901_000
+    await poll(130)
+    await poll(159)
 
 
 def of_confluent(code: int) -> KafkaException:
