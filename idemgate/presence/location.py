@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from threading import Thread
 from types import FrameType
 from typing import Any
 
@@ -27,7 +28,11 @@ def find_location(runs_in: object, threads: Mapping[int, FrameType]) -> str:
         runs_in: A task, or the id of a thread.
         threads: The result of `sys._current_frames`.
     """
-    frames = list(_chain(runs_in, threads)) if isinstance(runs_in, int) else _frames_of_task(runs_in, threads)
+    if isinstance(runs_in, int):
+        frames = list(_chain(runs_in, threads))
+    else:
+        frames = _frames_of_task(runs_in, threads)
+        frames = [*_frames_of_helper(frames, threads), *frames]
     if not frames:
         return ""
     frame = min(frames, key=lambda frame: _rank(frame.f_code.co_filename))  # the first of those with this rank
@@ -58,6 +63,22 @@ def _frames_of_task(task: object, threads: Mapping[int, FrameType]) -> list[Fram
             if frames[0] in chain:
                 return chain[: chain.index(frames[0]) + 1]
     return frames[::-1]
+
+
+def _frames_of_helper(frames: Sequence[FrameType], threads: Mapping[int, FrameType]) -> list[FrameType]:
+    """Return the frames of the thread that these frames of a task wait for, if it runs a plain function for them.
+
+    `guard.aio` and anyio, by which FastStream calls plain handlers, keep the thread in a variable. What the user's own
+    coroutines and the standard library keep may be any thread.
+    """
+    for frame in frames:
+        rank = _rank(frame.f_code.co_filename)
+        if rank == 0:
+            break
+        for value in frame.f_locals.values() if rank != 2 else ():
+            if isinstance(value, Thread) and (ident := value.ident or 0) in threads:
+                return list(_chain(ident, threads))
+    return []
 
 
 def _step(coroutine: Any) -> tuple[FrameType | None, Any]:

@@ -8,6 +8,9 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio
+
+from idemgate.guard.guard import _call_in_thread
 from idemgate.presence.location import find_location
 
 HERE = "tests/presence/test_location.py"
@@ -75,6 +78,18 @@ async def test_a_task_that_awaits_an_async_generator_is_at_its_loop_at_least() -
     assert where(task).startswith(HERE)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_task_that_waits_for_a_plain_function_is_at_its_line() -> None:
+    for run in (lambda *work: _call_in_thread(work[0], work[1:]), anyio.to_thread.run_sync):
+        started, end = threading.Event(), threading.Event()
+        task = asyncio.create_task(run(wait_inside, started, end))  # type: ignore[no-untyped-call, operator]
+        await asyncio.to_thread(started.wait, 60)
+        try:
+            assert where(task) in (f"{HERE}:{line_of(wait_inside, n)} wait_inside" for n in (1, 2))
+        finally:
+            end.set()
+            await task
 
 
 async def test_a_task_that_blocks_its_loop_is_at_its_line() -> None:
