@@ -57,8 +57,9 @@ class Failure(NamedTuple):
     """A handler or a guarded function that raised, or a trigger that was refused.
 
     `of` is the topic or scope. `attempt` is None if it is unknown, and for a trigger. `at` is in seconds of
-    `monotonic`. `retry_after` is the delay until the next attempt in seconds, or None if no attempt is scheduled.
-    `of_store` is true if the failure of a delivery was that of a server, and not of the handler.
+    `monotonic`. `retry_after` is the delay until the next attempt in seconds, or None if no attempt follows. It is 0 of
+    a guarded function whose key is free: whether another call follows is unknown. `of_store` is true if the failure was
+    that of a server, and not of the handler.
     """
 
     of: str
@@ -88,9 +89,9 @@ class Activity:
 
     Attributes:
         failures: The newest failures of handlers and guarded functions.
-        failing: The newest failure of each message that failed often and is tried again, by topic and key. Other
-            failures do not push it out: they may be many between two attempts of one message. If a server fails at a
-            later attempt, the message is taken out.
+        failing: The newest failure of each message or guarded key that failed often and may be tried again, by topic or
+            scope, and key. Other failures do not push it out: they may be many between two attempts of one message. It
+            is taken out if a later attempt is the last one or a server failed in it, but not if that succeeds.
         refused: The newest triggers that this process refused.
         topics: Durations of the topics that a worker of this process serves.
         held: The keys that this process found held, as scope and key. The store may know better by now.
@@ -122,8 +123,11 @@ class Activity:
             self.failing.pop((of, key), None)
 
     def list_failures(self) -> list[Failure]:
-        """Return the messages that fail often. The other failures follow. Of both the newest come first."""
-        failing = tuple(self.failing.values())
+        """Return half as many messages that fail often, and the other failures. Of both the newest come first.
+
+        The others need their half: what failed often and then succeeded is still among the former.
+        """
+        failing = tuple(self.failing.values())[-KEPT // 2 :]
         known = {(one.of, one.key) for one in failing}
         others = [one for one in self.failures.copy() if (one.of, one.key) not in known]
         return [*reversed(failing), *reversed(others)][:KEPT]

@@ -30,7 +30,7 @@ from idemgate.errors import (
 
 __all__ = [
     "HANDLED", "Action", "Outcome", "Step", "Verdict", "choose_step", "counts_no_attempt", "error_of_run",
-    "judge_error", "verdict_of",
+    "failure_of", "judge_error", "verdict_of",
 ]  # fmt: skip
 
 log: logging.Logger = logging.getLogger("idemgate.once")
@@ -46,6 +46,10 @@ _PERMANENT = (
 )  # fmt: skip
 """Errors that each further delivery of the message would raise again."""
 _UNCOUNTED = (DownstreamUnavailable, StoreUnavailable, AlreadyInProgress, LeaseLost)
+_RETRIES = frozenset({
+    "idemgate.errors.Retry", "celery.exceptions.Retry", "dramatiq.errors.Retry", "faststream.exceptions.NackMessage",
+})  # fmt: skip
+"""The exceptions by which a handler asks for another attempt. A subclass of our `Retry` says what failed."""
 
 
 class Verdict(NamedTuple, Generic[R_co]):
@@ -163,6 +167,18 @@ def counts_no_attempt(error: BaseException | None) -> bool:
     `NotDurable` counts. The write that raised it was executed and each further run may repeat it.
     """
     return isinstance(error, _UNCOUNTED) and not isinstance(error, NotDurable)
+
+
+def failure_of(error: BaseException) -> BaseException | None:
+    """Return what failed in a run that raised this error, for those who look for failures.
+
+    It is None if the handler asked for another attempt, and named no error as the reason (`from`, `exc` of Celery).
+    """
+    kind = type(error)
+    if f"{kind.__module__}.{kind.__qualname__}" not in _RETRIES:
+        return error
+    named: object = getattr(error, "exc", None)
+    return named if isinstance(named, BaseException) else error.__cause__
 
 
 def choose_step(verdict: Verdict[Any]) -> Step:

@@ -23,7 +23,7 @@ from idemgate.core.codec.storable import describe_unstored, has_other_class, ref
 from idemgate.core.keys import Key, text_of
 from idemgate.core.text import event_log, last_line, message_of, one_line
 from idemgate.core.validation import ENDED, call_async, call_blocking, refuse_unfinished
-from idemgate.core.verdict import Verdict, counts_no_attempt, verdict_of
+from idemgate.core.verdict import Verdict, counts_no_attempt, failure_of, verdict_of
 from idemgate.core.waits import is_cancelled, wait_for_wakeup
 from idemgate.errors import (
     AlreadyDone,
@@ -47,7 +47,7 @@ from idemgate.guard.claim_calls import ClaimReply, Renewal, ReplyState
 from idemgate.guard.context import CacheEntry, GuardContext
 from idemgate.guard.current import Execution, own_wait_error
 from idemgate.guard.heartbeat import Heartbeat, NoHeartbeat, note_run
-from idemgate.guard.judge import judge, judge_unguarded
+from idemgate.guard.judge import is_last, judge, judge_unguarded
 from idemgate.guard.options import OnceOptions, OnError
 from idemgate.guard.request import (
     COMPLETED,
@@ -720,11 +720,22 @@ def ending_of_failure(
         return build_ending(KEEP if options.holds_interrupted else RELEASE)
     ending = build_ending(NOT_STORED) if options.at_most_once else _decide_on_error(guard, grant, error)
     if ending[0] != VALUE:
-        key, attempt = text_of(grant.request.key), grant.reply.attempt
-        text = last_line(error)
-        guard.context.activity.note_failure(options.scope, key, attempt, text, None)
-        note_run(guard.context, grant.request, grant.reply, "failed", text)
+        if (failure := failure_of(error)) is not None:
+            _note_failure(guard.context, grant, failure, ending)
+        note_run(guard.context, grant.request, grant.reply, "failed", last_line(error))
     return ending
+
+
+def _note_failure(context: Context, grant: Grant, failure: BaseException, ending: Ending) -> None:
+    """Note a failure of the work for the reports of this process."""
+    from idemgate.store.retry import is_of_store  # late: it imports redis-py
+
+    request, attempt = grant.request, grant.reply.attempt
+    may_follow = ending[0] in (RELEASE, KEEP) and not is_last(request, attempt)
+    context.activity.note_failure(
+        request.options.scope, text_of(request.key), attempt, last_line(failure), 0.0 if may_follow else None,
+        is_of_store(failure),
+    )  # fmt: skip
 
 
 def _decide_on_error(guard: GuardContext, grant: Grant, error: Exception) -> Ending:

@@ -10,7 +10,7 @@ from idemgate.core.verdict import Outcome, Verdict, judge_error, verdict_of
 from idemgate.errors import AttemptsExhausted
 from idemgate.guard.request import FAILURE, KEEP, RELEASE, VALUE, Account, End, Request
 
-__all__ = ["judge", "judge_unguarded"]
+__all__ = ["is_last", "judge", "judge_unguarded"]
 
 
 def judge(request: Request, account: Account) -> Verdict[Any]:
@@ -46,7 +46,7 @@ def _judge_failure(request: Request, error: BaseException, end: End | None, atte
         outcome, retry_after = "handled", None  # `on_error` said "complete"
     elif end.kind == FAILURE and end.unended is None:
         outcome, retry_after = "rejected", None  # each later attempt gets the stored failure
-    elif outcome == "failed" and end.kind in (RELEASE, KEEP) and token and _is_last(request, attempt):
+    elif outcome == "failed" and end.kind in (RELEASE, KEEP) and token and is_last(request, attempt):
         outcome, retry_after = "rejected", None  # each later attempt is refused
         shown = AttemptsExhausted(text_of(request.key), attempt, request.options.scope, last_line(error))
         shown.__cause__ = error
@@ -55,7 +55,7 @@ def _judge_failure(request: Request, error: BaseException, end: End | None, atte
     return Verdict(outcome, value, shown, retry_after, attempt, token, False, True)
 
 
-def _is_last(request: Request, attempt: int) -> bool:
+def is_last(request: Request, attempt: int) -> bool:
     """Return True if the key may not be started again after this attempt."""
     return 0 < request.options.max_attempts <= attempt
 

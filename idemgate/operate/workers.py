@@ -83,8 +83,8 @@ def _row(one: Process) -> dict[str, Any]:
 def _failure_rows(failures: Sequence[WorkFailure], process: str) -> list[dict[str, Any]]:
     return [
         {
-            "of": one.of, "key": one.key, "at": one.at, "attempt": one.attempt, "next_at": one.next_at,
-            "process": process, "error": one.error,
+            "of": one.of, "key": one.key, "at": one.at, "attempt": one.attempt,
+            "next_at": one.next_at if one.next_at != one.at else None, "process": process, "error": one.error,
         }
         for one in failures
     ]  # fmt: skip

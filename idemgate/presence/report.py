@@ -75,8 +75,8 @@ class RunningWork:
 class WorkFailure:
     """A failed delivery or guarded call, or a refused trigger, which has no `attempt`. `of` is its topic or scope.
 
-    `next_at` is the time of the next attempt; None if none is scheduled. `of_store` is true if a server failed, and not
-    the handler.
+    `next_at` is the time of the next attempt; None if none follows. It is `at` of a guarded key that is free: whether
+    another call follows is unknown. `of_store` is true if a server failed, and not the handler.
     """
 
     of: str

@@ -9,7 +9,7 @@ from typing import Any
 
 from idemgate.core.codec.storable import refuse_unfinished_inside
 from idemgate.core.text import event_log, last_line
-from idemgate.core.verdict import Verdict, choose_step, judge_error
+from idemgate.core.verdict import Verdict, choose_step, failure_of, judge_error
 from idemgate.errors import DownstreamUnavailable, IdemgateError, InvalidArgument, PartialFailure
 from idemgate.store.retry import is_of_store
 from idemgate.topics.deliveries import Settlement, defer_oversize, nack_items
@@ -77,10 +77,12 @@ def choose_settlement(entry: InFlight, verdict: Verdict[Any], stopping: bool) ->
         )  # fmt: skip
         counters.add("worker.failed")
         retry_after = settlement.delay / 1000 if settlement.verb == "nack" and not _is_last(entry, attempt) else None
-        failure = settlement.failure or last_line(error)
-        consumer.context.activity.note_failure(
-            delivery.topic, delivery.key, attempt, failure, retry_after, is_of_store(error)
-        )
+        failed = error if retry_after is None else failure_of(error)
+        if failed is not None:
+            text = (failed is error and settlement.failure) or last_line(failed)
+            consumer.context.activity.note_failure(
+                delivery.topic, delivery.key, attempt, text, retry_after, is_of_store(failed)
+            )
     return settlement
 
 

@@ -255,6 +255,7 @@ async def test_a_guarded_call_is_reported_while_it_runs(gate: Gate, seen: Seen, 
     assert ended.running == ()
     [failure] = ended.failures
     assert (failure.of, failure.key, failure.attempt, failure.error) == ("charge", "k", 1, "ValueError: k")
+    assert failure.next_at == failure.at
 
 
 def test_a_guarded_call_that_hangs_is_reported_until_it_ends(gate: Gate, seen: Seen) -> None:
@@ -296,6 +297,10 @@ def test_a_message_that_fails_often_is_reported_among_many_failures(gate: Gate, 
 
     gate.topic("jobs").open()
     assert (fail(2, 60.0)[0], fail(3, 60.0)[0]) == ("late-19", "poison")
+    # And many of them leave room for the others
+    for n in range(30):
+        gate.context.activity.note_failure("jobs", f"poison-{n}", 3, "KeyError: 'address'", 0.0)
+    assert len([key for key in fail(3, 60.0) if key.startswith("late")]) == 10
     assert "poison" not in fail(4, None)  # it is a dead letter
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from celery.exceptions import Reject
+from celery.exceptions import Retry as CeleryRetry
+from dramatiq import Retry as DramatiqRetry
+from faststream.exceptions import NackMessage, RejectMessage
 
-from idemgate.core.verdict import HANDLED, Step, Verdict, choose_step, verdict_of
+from idemgate.core.verdict import HANDLED, Step, Verdict, choose_step, failure_of, verdict_of
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
     Bury,
     DownstreamUnavailable,
     LeaseLost,
+    Overloaded,
     Retry,
     StoreUnavailable,
 )
@@ -40,3 +45,27 @@ AWAY = StoreUnavailable("away", executed="no")
 )
 def test_the_step_that_follows_from_a_verdict(verdict: Verdict[object], step: Step) -> None:
     assert choose_step(verdict) == step
+
+
+NO = ValueError("no")
+
+
+@for_each("error", [Retry("not yet", delay=5), CeleryRetry(when=5), DramatiqRetry(delay=5), NackMessage(delay=5)])
+def test_a_retry_that_a_handler_asked_for_is_no_failure_unless_it_names_one(error: Exception) -> None:
+    error.__context__ = KeyError("no cause")
+    assert failure_of(error) is None
+    error.__cause__ = NO
+    assert failure_of(error) is NO
+
+
+@for_each(
+    ("error", "failure"),
+    [
+        (CeleryRetry(exc=NO, when=5), NO),
+        (NO, NO),
+        *((one, one) for one in (Overloaded("429"), DownstreamUnavailable("away"), Bury("no"))),
+        *((one, one) for one in (Reject("no"), RejectMessage())),
+    ],
+)
+def test_any_other_error_is_a_failure(error: Exception, failure: Exception) -> None:
+    assert failure_of(error) is failure

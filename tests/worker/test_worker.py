@@ -437,6 +437,23 @@ async def test_retry_names_its_own_delay(gate: Gate, clock: Clock, eventually: A
         await eventually(lambda: gate.counters["worker.acked"] == 1)
 
 
+async def test_a_retry_is_reported_as_a_failure_only_with_an_error_or_if_it_is_the_last(
+    gate: Gate, eventually: Any
+) -> None:
+    topic = gate.topic("t", max_attempts=3)
+
+    @topic.handler
+    def handle(delivery: Any) -> None:
+        raise Retry("not yet", delay=0) from (KeyError("address") if delivery.attempt == 2 else None)
+
+    topic.trigger("a")
+    async with gate.aio.worker():
+        await eventually(lambda: topic.stats().dead == 1)
+    failures = [(one.attempt, one.error) for one in gate.context.activity.failures]
+    assert failures == [(2, "KeyError: 'address'"), (3, "idemgate.errors.Retry: not yet")]
+    assert gate.counters["worker.failed"] == 3
+
+
 async def test_a_delay_that_makes_no_sense_costs_a_second_not_the_worker(
     gate: Gate, clock: Clock, eventually: Any
 ) -> None:

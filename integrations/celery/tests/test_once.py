@@ -103,6 +103,8 @@ def test_a_failure_is_that_of_celery(app: Celery, gate: Gate, work: Work) -> Non
         assert isinstance(outcome(fails.delay("f")), Exception)
         assert outcome(again.delay("a")) == "ok"
     assert sorted(ran) == ["a", "a", "a", "f"]
+    reported = sorted((one.of, one.error.rpartition(".")[2]) for one in gate.context.activity.failures)
+    assert reported == [("again", "Declined: no")] * 2 + [("fails", "Declined: no")]
     assert gate.inspect("f", scope="fails").state == "released"
     assert (gate.counters["consumer.rejected"], gate.counters["consumer.failed"]) == (1, 0)
 
@@ -147,6 +149,8 @@ def test_what_a_task_tells_celery_passes_through(app: Celery, gate: Gate, work: 
         wait_until(lambda: gate.inspect("o2", scope="dropped").state == "released")
     assert gate.inspect("o1", scope="replaced").state == "done"
     assert type(error).__name__ == AttemptsExhausted.__name__
+    # And a retry that it asked for is no failure
+    assert {one.of for one in gate.context.activity.failures} == {"dropped"}
 
 
 def test_a_task_that_puts_its_message_back_runs_again(app: Celery, gate: Gate, work: Work) -> None:
