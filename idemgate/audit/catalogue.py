@@ -218,7 +218,8 @@ RUNNING_KINDS: dict[str, Kind] = {
     "poison-message": Kind(
         "warning",
         "the handler fails for this message each time",
-        "bury the message, mend the handler, and redrive it",
+        "mend the handler. Until then bury the message of a topic, and redrive it later; give the consumer of a broker"
+        " max_attempts",
         OFTEN,
         "attempts",
     ),

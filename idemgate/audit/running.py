@@ -45,7 +45,7 @@ Counters that stand together may count the same event, while the work runs and w
 BURIED_BY_OPERATOR = "buried by an operator"
 """The reason of `topic bury` without a reason: its letters are no news."""
 _TEN_MINUTES = 600
-"""Seconds of which a report has the durations of handlers."""
+"""Seconds of which a report has the durations of handlers, and after which a failed guarded call is no news."""
 _MANY_PLACES = 32
 """The places of a worker, if none reports any."""
 
@@ -322,6 +322,11 @@ def _judge_keys(snapshot: Snapshot) -> Iterator[Finding]:
             mend = verb_line("topic", "bury", message.topic, message.key, **_group(message.group))
             numbers = {"attempts": message.attempts}
             yield Finding("poison-message", message.key, what, mend, message.topic, numbers=numbers)
+    for call in snapshot.failing_calls:
+        if call.attempt >= limit_of("poison-message") and _age(snapshot, call.at) < _TEN_MINUTES:
+            what = f"failed in attempt {call.attempt}, and may be tried again: {call.error}"
+            mend, numbers = verb_line("key", "show", call.key, scope=call.scope), {"attempts": call.attempt}
+            yield Finding("poison-message", call.key, what, mend, call.scope, numbers=numbers)
     for key in snapshot.held:
         # It decides nothing: --again runs work that may be done.
         mend = verb_line("key", "show", key.key, scope=key.scope)

@@ -18,6 +18,7 @@ from idemgate.topics.registry import is_active
 __all__ = [
     "VERSION",
     "DeadSeen",
+    "FailingCall",
     "FailingMessage",
     "HeldKey",
     "KnownVersion",
@@ -78,6 +79,17 @@ class FailingMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class FailingCall:
+    """A guarded key that is not done, and may be claimed again. Its attempt of this number failed at `at`."""
+
+    scope: str
+    key: str
+    attempt: int
+    at: datetime
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class HeldKey:
     """A guarded key that waits for a decision."""
 
@@ -112,6 +124,7 @@ class Snapshot:
         versions: versions with which triggers were dropped.
         unreadable: how many reports could not be decoded.
         version: the version of this form.
+        failing_calls: guarded keys that failed several times.
     """
 
     namespace: str
@@ -124,6 +137,7 @@ class Snapshot:
     versions: tuple[KnownVersion, ...] = ()
     unreadable: int = 0
     version: int = VERSION
+    failing_calls: tuple[FailingCall, ...] = ()
 
 
 def snapshot_as_facts(snapshot: Snapshot) -> dict[str, Any]:

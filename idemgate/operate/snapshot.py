@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 
 from idemgate.audit.running import limit_of
 from idemgate.audit.server import Seen
-from idemgate.audit.snapshot import DeadSeen, FailingMessage, HeldKey, KnownVersion, Snapshot, TopicSeen
+from idemgate.audit.snapshot import (
+    DeadSeen,
+    FailingCall,
+    FailingMessage,
+    HeldKey,
+    KnownVersion,
+    Snapshot,
+    TopicSeen,
+)
 from idemgate.core.calls import Batch, Call, run_plan
 from idemgate.core.keys import record
 from idemgate.errors import DecodeError, UnexpectedData
@@ -62,6 +70,7 @@ class _Taking:
         self._context = gate.context
         self._link = gate.context.link
         self._unreadable = 0
+        self._claims = Claims(gate.namespace, gate.context.clock)
         self._calls: dict[str, TopicCalls] = {}
 
     def take(self, before: Snapshot | None) -> Snapshot:
@@ -85,7 +94,8 @@ class _Taking:
             self._find_held(processes),
             self._find_failing(processes),
             self._find_versions(processes),
-            self._unreadable + damaged,
+            failing_calls=self._find_failing_calls(processes),
+            unreadable=self._unreadable + damaged,
         )
 
     def _read(self, items: Sequence[T], build: Callable[[Sequence[T]], Batch[list[U]]]) -> list[U]:
@@ -170,12 +180,11 @@ class _Taking:
 
     def _find_held(self, processes: Sequence[Process]) -> tuple[HeldKey, ...]:
         """Return the keys that still wait for a decision, among those that processes found held."""
-        context = self._context
-        claims = Claims(context.namespace, context.clock)
+        namespace, claims = self._context.namespace, self._claims
         asked = dict.fromkeys(key for one in processes for key in one.held)
 
         def build(part: Sequence[tuple[str, str]]) -> Batch[list[HeldKey]]:
-            calls = [claims.inspect((record(context.namespace, scope, key),)) for scope, key in part]
+            calls = [claims.inspect((record(namespace, scope, key),)) for scope, key in part]
             return Batch(
                 calls,
                 lambda found: [
@@ -185,6 +194,33 @@ class _Taking:
             )  # fmt: skip
 
         return tuple(self._read([*asked][:MOST_KEYS], build))
+
+    def _find_failing_calls(self, processes: Sequence[Process]) -> tuple[FailingCall, ...]:
+        """Return the guarded keys that failed often and are not done. A scope with the name of a topic is taken for it.
+
+        The newest failure of a key decides.
+        """
+        claims, failures = self._claims, dict[tuple[str, str], WorkFailure]()
+        for one in _newest(processes):
+            if one.of not in self._calls:
+                failures.setdefault((one.of, one.key), one)
+        often = [
+            one for one in failures.values()
+            if one.next_at is not None and (one.attempt or 0) >= limit_of("poison-message") and not one.of_store
+        ]  # fmt: skip
+
+        def build(part: Sequence[WorkFailure]) -> Batch[list[FailingCall]]:
+            calls = [claims.inspect((record(self._context.namespace, one.of, one.key),)) for one in part]
+            return Batch(
+                calls,
+                lambda found: [
+                    FailingCall(one.of, one.key, one.attempt or 0, one.at, one.error)
+                    for one, seen in zip(part, found, strict=True)
+                    if seen.state in ("released", "in_progress", "lapsed")
+                ],
+            )
+
+        return tuple(self._read(often[:MOST_KEYS], build))
 
 
 def _list_at(listing: Call[list[RegistryEntry]]) -> Call[tuple[int, list[RegistryEntry]]]:

@@ -91,6 +91,12 @@ def test_a_finding_is_a_metric_with_its_topic_or_scope(kind: str) -> None:
     assert samples(there)["idemgate_up"] == {(("namespace", "shop"),): there is not None}
 
 
+def test_a_message_that_fails_each_time_is_of_a_topic_or_of_a_scope() -> None:
+    of_topic, of_scope, _ = (samples(there)["idemgate_findings"] for there, _ in CASES["poison-message"])
+    assert [dict(labels)["topic"] for labels in of_topic] == ["jobs"]
+    assert [(dict(labels)["topic"], dict(labels)["scope"]) for labels in of_scope] == [("", "charge")]
+
+
 def test_the_page_lists_each_metric_with_its_labels_and_no_other() -> None:
     listed = re.findall(r"^\| `(idemgate_\w+)` \| ([a-z]+) \| (.*?) \|", PAGE, re.MULTILINE)
     assert len(listed) == len(METRICS)

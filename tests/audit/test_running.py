@@ -17,6 +17,7 @@ from idemgate.audit.running import BURIED_BY_OPERATOR, command_line, findings
 from idemgate.audit.server import Seen, diagnose
 from idemgate.audit.snapshot import (
     DeadSeen,
+    FailingCall,
     FailingMessage,
     HeldKey,
     KnownVersion,
@@ -108,6 +109,10 @@ def versioned(version: float) -> Snapshot:
     return snapshot(topic(), versions=(KnownVersion("jobs", "order 7", "", round(version)),))
 
 
+def fails(attempt: int, age: float = 5) -> Snapshot:
+    return snapshot(failing_calls=(FailingCall("charge", "order-7", attempt, ago(age), "KeyError: 'address'"),))
+
+
 def refused(age: float) -> Snapshot:
     rows = (WorkFailure("jobs", "order-7", None, "not a list", ago(age), None),)
     return snapshot(topic(), processes=(process(), process(2, topics=(), role="client", refused=rows)))
@@ -175,6 +180,8 @@ CASES: dict[str, list[Case]] = {
             snapshot(topic(), failing=(FailingMessage("jobs", "order-7", "", 3, NOW, "KeyError"),)),
             snapshot(topic(), failing=(FailingMessage("jobs", "order-7", "", 2, NOW, "KeyError"),)),
         ),
+        (fails(3), fails(2)),
+        (fails(3, 599), fails(3, 601)),
     ],
     "dead-letters": [
         (snapshot(topic(dead=1, letters=(DEAD,))), snapshot(topic(dead=1))),
@@ -351,6 +358,7 @@ def test_commands_name_what_they_mend() -> None:
     assert found(CASES["key-held"][0][0]).mend == "idemgate key show order-7 --scope charge"
     assert found(CASES["dead-letters"][0][0]).mend == "idemgate dead redrive jobs --reason KeyError"
     assert found(CASES["poison-message"][0][0]).mend == "idemgate topic bury jobs order-7"
+    assert found(CASES["poison-message"][1][0]).mend == "idemgate key show order-7 --scope charge"
 
 
 @pytest.mark.parametrize(

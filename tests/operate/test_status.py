@@ -164,6 +164,39 @@ def test_a_message_that_fails_each_time(key: str, gate: Gate, command: Command, 
     assert topic.stats().dead == 1
 
 
+@pytest.mark.parametrize("key", ["order-7", "-n"])
+def test_a_guarded_call_that_fails_each_time(key: str, gate: Gate, command: Command, look: Look) -> None:
+    works = list[str]()
+
+    @gate.once(key="{key}", scope="charge")
+    def charge(key: str) -> None:
+        if key not in works:
+            raise KeyError("address")
+
+    # Given a key that failed three times, one that succeeds then, and one that a consumer gives up
+    for other in (key, key, key, "k2", "k2", "k2"):
+        with suppress(KeyError):
+            charge(other)
+    works.append("k2")
+    charge("k2")
+    limited = gate.guard("limited", max_attempts=3)
+    for _ in range(3):
+        limited.run("k3", [].pop)
+    report(gate)
+    # Then the first one is found
+    status = look("--only", "poison-message")
+    assert (status.code, [*status.findings]) == (3, ["poison-message"])
+    found = status.findings["poison-message"]
+    assert (found["of"], found["key"]) == ("charge", key)
+    assert found["what"] == "failed in attempt 3, and may be tried again: KeyError: 'address'"
+    mend(command, status, "poison-message")
+    # And no longer once it is done
+    works.append(key)
+    charge(key)
+    report(gate)
+    assert look("--only", "poison-message") == Status(0, {})
+
+
 def test_no_message_is_at_fault_while_a_server_fails(gate: Gate, look: Look) -> None:
     gate.topic("jobs", max_attempts=9).trigger("order-7", 1, delay="1h")
     gate.context.activity.note_failure("jobs", "order-7", 8, "KeyError: 'address'", 3600)
