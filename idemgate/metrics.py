@@ -135,8 +135,6 @@ PROCESS_METRICS: Mapping[str, Declared] = {
     "idemgate_process_store_call_seconds": Declared("histogram", "Single calls of the store: a sample every 50 ms"),
 }  # fmt: skip
 """The metrics of a process."""
-_OF_SCOPE = ("key-held", "calls-hang")
-"""The kinds of findings about a scope. All others are about a topic, or about neither; "poison-message" about each."""
 Sample = tuple[str, tuple[str, ...], tuple[float, ...]]
 """A metric, its labels, and its number; of a histogram the number of each bucket. Samples with equal labels add up."""
 
@@ -264,10 +262,8 @@ def _read_store(namespace: str, snapshot: Snapshot | None) -> Iterator[Sample]:
         return
     yield "idemgate_up", (namespace,), (1,)
     yield "idemgate_unreadable_entries", (namespace,), (snapshot.unreadable,)
-    scopes = {one.scope for one in snapshot.failing_calls}
     for finding in findings(snapshot):
-        of_scope = finding.kind in _OF_SCOPE or (finding.kind == "poison-message" and finding.of in scopes)
-        about = ("", one_line(finding.of)) if of_scope else (one_line(finding.of), "")
+        about = ("", one_line(finding.of)) if finding.of_scope else (one_line(finding.of), "")
         yield "idemgate_findings", (namespace, finding.kind, finding.severity, *about), (1,)
     for topic in snapshot.topics:
         for name, labels, number in _read_topic(snapshot, topic):

@@ -270,9 +270,9 @@ RUNNING_KINDS: dict[str, Kind] = {
     ),
     "calls-hang": Kind(
         "warning",
-        "a guarded call waits for something that does not answer: nobody else may run its key, unless max_run has ended"
-        " its lease",
-        "restart the process, and give the call a timeout; if it may run that long, set its max_run",
+        "a guarded call or a handler waits for something that does not answer: its key waits for it, unless max_run has"
+        " ended its lease",
+        "restart the process, and give what hangs a timeout; if a guarded call may run that long, set its max_run",
         3600,
         "s",
     ),

@@ -27,6 +27,7 @@ class Finding:
         since: since when, if that is known; by the server's clock.
         numbers: numbers that describe it, by name.
         lesser: the severity if it is less than that of its kind.
+        of_scope: True if `of` is a scope.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Finding:
     since: datetime | None = None
     numbers: Mapping[str, float] = field(default_factory=dict[str, float])
     lesser: Severity | None = None
+    of_scope: bool = False
 
     @property
     def severity(self) -> Severity:

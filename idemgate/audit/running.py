@@ -12,6 +12,7 @@ from idemgate.audit.findings import Finding
 from idemgate.audit.server import diagnose
 from idemgate.audit.snapshot import Snapshot, TopicSeen
 from idemgate.core.activity import BOUNDS
+from idemgate.core.text import cut
 from idemgate.presence.report import Process, RunningWork
 
 __all__ = ["BURIED_BY_OPERATOR", "command_line", "findings", "group_by_topic", "limit_of", "verb_line"]
@@ -46,6 +47,8 @@ BURIED_BY_OPERATOR = "buried by an operator"
 """The reason of `topic bury` without a reason: its letters are no news."""
 _TEN_MINUTES = 600
 """Seconds of which a report has the durations of handlers, and after which a failed guarded call is no news."""
+_LONGEST_REASON = 160
+"""The most characters that a finding shows of the reason of a dead letter."""
 _MANY_PLACES = 32
 """The places of a worker, if none reports any."""
 
@@ -295,7 +298,7 @@ def _judge_dead_letters(topic: TopicSeen) -> Iterator[Finding]:
         keys = [*dict.fromkeys(letter.key for letter in letters)]
         least = "at least " if topic.stats.dead > len(topic.letters) else ""  # of each slot the newest few were read
         counted = f"{least}{_count(len(letters), 'message', '')}"
-        what = f"{counted} died lately: {letters[0].reason!r} of {_some(map(repr, keys))}"
+        what = f"{counted} died lately: {cut(letters[0].reason, _LONGEST_REASON)!r} of {_some(map(repr, keys))}"
         which: dict[str, str | bool] = {"reason": reason} if reason else {"all": True}
         mend = verb_line("dead", "redrive", topic.name, **which)
         since = min(letter.died_at for letter in letters)
@@ -326,12 +329,12 @@ def _judge_keys(snapshot: Snapshot) -> Iterator[Finding]:
         if call.attempt >= limit_of("poison-message") and _age(snapshot, call.at) < _TEN_MINUTES:
             what = f"failed in attempt {call.attempt}, and may be tried again: {call.error}"
             mend, numbers = verb_line("key", "show", call.key, scope=call.scope), {"attempts": call.attempt}
-            yield Finding("poison-message", call.key, what, mend, call.scope, numbers=numbers)
+            yield Finding("poison-message", call.key, what, mend, call.scope, numbers=numbers, of_scope=True)
     for key in snapshot.held:
         # It decides nothing: --again runs work that may be done.
         mend = verb_line("key", "show", key.key, scope=key.scope)
         what = f"waits for a decision since its attempt {key.attempts}"
-        yield Finding("key-held", key.key, what, mend, key.scope, since=key.since)
+        yield Finding("key-held", key.key, what, mend, key.scope, since=key.since, of_scope=True)
     yield from _judge_calls(snapshot)
     fast = [one.name for one in snapshot.processes if (one.ahead or 0) >= limit_of("process-clock")]
     undone = f". A reset is undone while {_some(fast)} sends with a clock that is ahead" if fast else ""
@@ -344,20 +347,24 @@ def _judge_keys(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _judge_calls(snapshot: Snapshot) -> Iterator[Finding]:
-    """Judge guarded calls that run for too long: longer than their `max_run` or, without one, an hour."""
-    by_scope: defaultdict[str, list[tuple[datetime, str, RunningWork]]] = defaultdict(list)
+    """Judge guarded calls that run for too long: longer than their `max_run` or, without one, an hour.
+
+    So are deliveries that run for an hour, and longer than usual.
+    """
+    found: defaultdict[tuple[str, bool], list[tuple[datetime, str, RunningWork]]] = defaultdict(list)
     for one in snapshot.processes:
         for work in one.running:
-            if work.max_run is not None and _ran_for(one, work) >= _most_seconds(work.max_run):
-                by_scope[work.of].append((work.since, one.name, work))
-    for scope, hanging in by_scope.items():
+            of_scope = work.max_run is not None  # else it is of a topic, or a version that does not report `max_run`
+            if _ran_for(one, work) >= _most_seconds(work.max_run or 0) and (of_scope or _runs_long(one, work)):
+                found[work.of, of_scope].append((work.since, one.name, work))
+    for (of, of_scope), hanging in found.items():
         since, process, oldest = min(hanging, key=lambda one: one[0])
         most = f"its max_run of {oldest.max_run / 1000:g}" if oldest.max_run else f"{limit_of('calls-hang'):g}"
         where = f" at {oldest.location}" if oldest.location else ""
-        others = f", and {_count(len(hanging) - 1, 'other call', '')} of the scope" if len(hanging) > 1 else ""
-        mend, numbers = verb_line("worker", "ls", of=scope, key=oldest.key), {"hanging": len(hanging)}
-        what = f"runs for more than {most} s{where}{others}"
-        yield Finding("calls-hang", oldest.key, what, mend, scope, process, since, numbers)
+        others = f", and {_count(len(hanging) - 1, 'other', '')} of the {'scope' if of_scope else 'topic'}"
+        mend, numbers = verb_line("worker", "ls", of=of, key=oldest.key), {"hanging": len(hanging)}
+        what = f"runs for more than {most} s{where}{others if len(hanging) > 1 else ''}"
+        yield Finding("calls-hang", oldest.key, what, mend, of, process, since, numbers, of_scope=of_scope)
 
 
 def _ran_for(process: Process, work: RunningWork) -> float:

@@ -84,7 +84,7 @@ def _text(name: str, value: object) -> str:
         if name == "clock_ahead":
             sign = "-" if value < 0 else ""
             return f"{value:g} s" if abs(value) < 60 else f"{sign}{timedelta(seconds=round(abs(value)))}"
-        return f"{timedelta(seconds=round(value))}" if name.endswith("_left") else f"{value:g}"
+        return f"{timedelta(seconds=round(value))}" if name.endswith(("_left", "lateness")) else f"{value:g}"
     if isinstance(value, Mapping):
         parts = cast("Mapping[str, object]", value).items()
         return " ".join(f"{one_line(key)}={_text(key, part)}" for key, part in parts)

@@ -156,7 +156,8 @@ def _show(snapshot: Snapshot, found: Sequence[Finding], complete: Callable[[str]
 
 
 def _show_finding(snapshot: Snapshot, one: Finding, complete: Callable[[str], str]) -> None:
-    subject = " ".join(one_line(part) for part in dict.fromkeys((one.of, one.key, one.where)) if part)
+    parts = [one_line(part) for part in dict.fromkeys((one.of, one.key, one.where)) if part]
+    subject = " ".join(f"'{part}'" if " " in part else part for part in parts)
     since = f", for {_span(snapshot.taken_at - one.since)}" if one.since else ""
     print(f"{one.severity.upper():<9} {one.kind}: {subject}{': ' * bool(subject)}{one_line(one.what)}{since}")
     if one.mend:

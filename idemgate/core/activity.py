@@ -48,7 +48,8 @@ class Sampled:
 K = TypeVar("K")
 V = TypeVar("V")
 KEPT = 20
-"""The failures, refused triggers, held keys and outdated keys that a process remembers, of each the newest."""
+"""The failures, refused triggers, held keys, outdated keys and adopted policies that a process remembers, of each the
+newest."""
 OFTEN = 3
 """The attempts from which on a message fails often."""
 

@@ -45,7 +45,7 @@ from idemgate.errors import (
 )  # fmt: skip
 from idemgate.guard.claim_calls import ClaimReply, Renewal, ReplyState
 from idemgate.guard.context import CacheEntry, GuardContext
-from idemgate.guard.current import Execution, own_wait_error
+from idemgate.guard.current import Execution, get_current, own_wait_error
 from idemgate.guard.heartbeat import Heartbeat, NoHeartbeat, note_run
 from idemgate.guard.judge import is_last, judge, judge_unguarded
 from idemgate.guard.options import OnceOptions, OnError
@@ -731,7 +731,8 @@ def _note_failure(context: Context, grant: Grant, failure: BaseException, ending
     from idemgate.store.retry import is_of_store  # late: it imports redis-py
 
     request, attempt = grant.request, grant.reply.attempt
-    may_follow = ending[0] in (RELEASE, KEEP) and not is_last(request, attempt)
+    # A call inside of a delivery or of another call is repeated with that one, which is reported itself.
+    may_follow = ending[0] in (RELEASE, KEEP) and not is_last(request, attempt) and get_current() is None
     context.activity.note_failure(
         request.options.scope, text_of(request.key), attempt, last_line(failure), 0.0 if may_follow else None,
         is_of_store(failure),

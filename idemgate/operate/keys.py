@@ -20,7 +20,7 @@ from idemgate.operate.acts import acts_call
 from idemgate.operate.dead import letter_facts
 from idemgate.operate.topics import message_rows
 from idemgate.operate.values import show_value
-from idemgate.operate.verb import Facts, Given, Parameter, Verb
+from idemgate.operate.verb import Facts, Given, Parameter, Verb, tell_change
 from idemgate.topics.registry import find_dead_letters, find_messages
 
 __all__ = ["KEY_VERBS", "scopes_call"]
@@ -207,7 +207,8 @@ def _look(gate: Gate, given: Given) -> Facts:
 def forget_key(gate: Gate, given: Given) -> Facts:
     """Delete the record of a key, so that it may run again."""
     scope = _scope_of(gate, given)
-    return {"scope": scope, "forgotten": gate.forget(given["key"], scope=scope, force=given["force"])}
+    forgotten = gate.forget(given["key"], scope=scope, force=given["force"])
+    return {"scope": scope} | tell_change("forgotten", forgotten, "there is no record")
 
 
 def resolve_key(gate: Gate, given: Given) -> Facts:
@@ -215,7 +216,7 @@ def resolve_key(gate: Gate, given: Given) -> Facts:
     scope = _scope_of(gate, given)
     done, retention = given["done"], given["retention"]
     resolved = gate.resolve(given["key"], scope=scope, done=done, result=given["result"], retention=retention)
-    return {"scope": scope, "resolved": resolved}
+    return {"scope": scope} | tell_change("resolved", resolved, "the key waits for no decision")
 
 
 def _look_resolve(gate: Gate, given: Given) -> Facts:
@@ -231,7 +232,8 @@ def _look_resolve(gate: Gate, given: Given) -> Facts:
 def cancel_key(gate: Gate, given: Given) -> Facts:
     """Ask the owner of a key to stop."""
     scope = _scope_of(gate, given)
-    return {"scope": scope, "asked": gate.cancel(given["key"], scope=scope)}
+    asked = gate.cancel(given["key"], scope=scope)
+    return {"scope": scope} | tell_change("asked", asked, "no owner has a live lease")
 
 
 def trace_key(gate: Gate, given: Given) -> Facts:

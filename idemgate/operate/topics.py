@@ -17,7 +17,7 @@ from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.operate.transfer import Transferred, keep_dead_letters, plan_messages, plan_transfer
 from idemgate.operate.values import show_value
-from idemgate.operate.verb import Facts, Given, Parameter, Verb
+from idemgate.operate.verb import Facts, Given, Parameter, Verb, tell_change
 from idemgate.topics.messages import Pause, Peek, Position, Stats, Trigger, pack_pause
 from idemgate.topics.policy import check_slots
 from idemgate.topics.registry import RegistryEntry, StoredTopic, list_entries, read_topics
@@ -89,7 +89,8 @@ def _group_rows(stats: Stats) -> list[dict[str, Any]]:
 
 def pause_topic(gate: Gate, given: Given) -> Facts:
     """Stop all deliveries of a topic."""
-    return {"topic": given["topic"], "paused": find_topic(gate, given).pause(given["why"] or None)}
+    paused = find_topic(gate, given).pause(given["why"] or None)
+    return {"topic": given["topic"]} | tell_change("paused", paused, "it was paused before: that pause stays")
 
 
 def _look_pause(gate: Gate, given: Given) -> Facts:
@@ -99,7 +100,7 @@ def _look_pause(gate: Gate, given: Given) -> Facts:
 
 def resume_topic(gate: Gate, given: Given) -> Facts:
     """End a pause."""
-    return {"topic": given["topic"], "resumed": find_topic(gate, given).resume()}
+    return {"topic": given["topic"]} | tell_change("resumed", find_topic(gate, given).resume(), "it was not paused")
 
 
 def flush_topic(gate: Gate, given: Given) -> Facts:
@@ -264,7 +265,8 @@ def show_version(gate: Gate, given: Given) -> Facts:
 def reset_version(gate: Gate, given: Given) -> Facts:
     """Forget the version of a key, so that its next trigger is accepted with any version."""
     reset = find_topic(gate, given).reset_version(given["key"], group=given["group"])
-    return {"topic": given["topic"], "key": given["key"], "reset": reset}
+    facts = {"topic": given["topic"], "key": given["key"]}
+    return facts | tell_change("reset", reset, "no version is stored")
 
 
 # -- the whole topic --------------------------------------------------------------------------------------------------

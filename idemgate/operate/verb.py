@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 from idemgate.audit.running import verb_line
 from idemgate.gate import Gate
 
-__all__ = ["Answer", "Facts", "Given", "Kind", "Lines", "Parameter", "Verb"]
+__all__ = ["Answer", "Facts", "Given", "Kind", "Lines", "Parameter", "Verb", "tell_change"]
 
 Kind = Literal["text", "texts", "pattern", "count", "number", "seconds", "time", "json", "flag", "lines"]
 """The kind of a value. "texts" are several texts. A "pattern" is a text with wildcards. A "count" is an int of at
@@ -108,3 +108,8 @@ class Verb:
             else:
                 named[parameter.name] = value is True or str(value)
         return verb_line(self.noun, self.name, *placed, **named)
+
+
+def tell_change(name: str, done: bool, otherwise: str) -> dict[str, Any]:
+    """Return whether a verb changed something, and what was the case if it did not."""
+    return {name: done} if done else {name: done, "state": otherwise}

@@ -115,7 +115,8 @@ def _last_seen(gate: Gate, name: str) -> datetime | None:
 
 def _facts(one: Process) -> Facts:
     return _row(one) | {
-        "id": one.id, "clock_ahead": None if one.ahead is None else round(one.ahead, 1), "dropped": dict(one.dropped),
+        "id": one.id, "clock_ahead": None if one.ahead is None else round(one.ahead, 1) + 0.0,  # no "-0"
+        "dropped": dict(one.dropped),
         "counters": [
             {"name": name, "total": n.total, "last_minute": n.last_minute, "last_10_minutes": n.last_10_minutes}
             for name, n in sorted(one.counters.items())

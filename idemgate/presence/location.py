@@ -22,7 +22,7 @@ def find_location(runs_in: object, threads: Mapping[int, FrameType]) -> str:
     """Return the file, the line and the function of a task, or of the thread with this id. Empty if it has ended.
 
     It is the innermost frame of the user's program. Without one it is the innermost of an installed package, and
-    without one of these that of the standard library.
+    without one of these that of the standard library. A plain function that a task runs in a thread is a part of it.
 
     Args:
         runs_in: A task, or the id of a thread.

@@ -86,15 +86,24 @@ def test_a_finding_is_a_metric_with_its_topic_or_scope(kind: str) -> None:
     if there is not None:
         [one] = findings(there)
         assert one.kind == kind
-        of = ("scope" if kind in ("key-held", "calls-hang") else "topic", one.of)
+        of = ("scope" if one.of_scope else "topic", one.of)
         assert {of, ("finding", kind), ("severity", one.severity), ("namespace", "shop")} <= labels_of(kind).items()
     assert samples(there)["idemgate_up"] == {(("namespace", "shop"),): there is not None}
 
 
-def test_a_message_that_fails_each_time_is_of_a_topic_or_of_a_scope() -> None:
-    of_topic, of_scope, _ = (samples(there)["idemgate_findings"] for there, _ in CASES["poison-message"])
-    assert [dict(labels)["topic"] for labels in of_topic] == ["jobs"]
-    assert [(dict(labels)["topic"], dict(labels)["scope"]) for labels in of_scope] == [("", "charge")]
+@for_each(
+    ("kind", "number", "topic", "scope"),
+    [
+        ("poison-message", 0, "jobs", ""),
+        ("poison-message", 1, "", "charge"),
+        ("calls-hang", 0, "", "charge"),
+        ("calls-hang", -1, "jobs", ""),
+        ("key-held", 0, "", "charge"),
+    ],
+)
+def test_a_finding_is_of_a_topic_or_of_a_scope(kind: str, number: int, topic: str, scope: str) -> None:
+    [labels] = samples(CASES[kind][number][0])["idemgate_findings"]
+    assert (dict(labels)["topic"], dict(labels)["scope"]) == (topic, scope)
 
 
 def test_the_page_lists_each_metric_with_its_labels_and_no_other() -> None:

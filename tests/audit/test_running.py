@@ -97,7 +97,7 @@ def hanging(*ages: float, times: Times | None = None, **facts: Any) -> Snapshot:
         busy=len(ages), places=facts.pop("places", len(ages)), running=tuple(map(runs, ages)),
         times={} if times is None else {"jobs": times},
     )  # fmt: skip
-    return snapshot(topic(late=40, in_flight=len(ages), **facts), processes=(work,))
+    return snapshot(topic(**{"late": 40, "in_flight": len(ages)} | facts), processes=(work,))
 
 
 def blocked(seconds: float) -> Snapshot:
@@ -237,9 +237,12 @@ CASES: dict[str, list[Case]] = {
         (calls(11, max_run=10_000), calls(9, max_run=10_000)),
         # It had not when its process reported, and may have ended since
         (calls(11, max_run=10_000), calls(11, max_run=10_000, reported=2)),
-        # It may run that long; it is a delivery, or the call of a version that does not report the limit
+        # It may run that long; it is the call of a version that does not report the limit
         (calls(3601), calls(3601, max_run=7_200_000)),
         (calls(3601), calls(3601, max_run=None)),
+        # A delivery, while there are free places; handlers of this topic take minutes
+        (hanging(3601, places=9, late=None), hanging(3599, places=9, late=None)),
+        (hanging(3601, places=9, late=None), hanging(3601, places=9, late=None, times=lasted(301))),
     ],
     "process-clock": [
         (snapshot(processes=(process(ahead=6.0),)), snapshot(processes=(process(ahead=4.0),))),
@@ -382,10 +385,12 @@ def test_a_topic_without_a_worker_is_looked_for_under_another_name(served: dict[
 
 def test_the_oldest_call_of_a_scope_is_named_with_the_line_where_it_hangs() -> None:
     one = found(calls(3700, 9, 3800))
-    assert one.what == "runs for more than 3600 s at shop.py:7 ship, and 1 other call of the scope"
+    assert one.what == "runs for more than 3600 s at shop.py:7 ship, and 1 other of the scope"
     assert (one.of, one.key, one.where, one.since) == ("charge", "order-2", "web:1", ago(3800))
     assert one.mend == "idemgate worker ls --of charge --key order-2"
     assert found(calls(11, max_run=10_000)).what == "runs for more than its max_run of 10 s at shop.py:7 ship"
+    several = found(hanging(3601, 3700, 3800, places=9, late=None))
+    assert several.what == "runs for more than 3600 s at shop.py:7 ship, and 2 others of the topic"
 
 
 def test_messages_in_a_group_are_named_with_it() -> None:

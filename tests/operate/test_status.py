@@ -173,7 +173,7 @@ def test_a_guarded_call_that_fails_each_time(key: str, gate: Gate, command: Comm
         if key not in works:
             raise KeyError("address")
 
-    # Given a key that failed three times, one that succeeds then, and one that a consumer gives up
+    # Given a key that failed three times, one that succeeds then, and one of a consumer that gives it up
     for other in (key, key, key, "k2", "k2", "k2"):
         with suppress(KeyError):
             charge(other)
@@ -181,7 +181,7 @@ def test_a_guarded_call_that_fails_each_time(key: str, gate: Gate, command: Comm
     charge("k2")
     limited = gate.guard("limited", max_attempts=3)
     for _ in range(3):
-        limited.run("k3", [].pop)
+        limited.run("k3", charge, "k3")
     report(gate)
     # Then the first one is found
     status = look("--only", "poison-message")
