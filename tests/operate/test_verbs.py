@@ -85,7 +85,7 @@ CHANGES = [
     ),
     case("topic pause jobs", lambda gate: stats(gate).paused, paused=True),
     case("topic pause jobs", lambda gate: stats(gate).paused.reason == "a reason", paused=True),
-    case("topic resume jobs", lambda gate: not stats(gate).paused, resumed=False),
+    case("topic resume jobs", lambda gate: not stats(gate).paused, resumed=False, state="it was not paused"),
     case("topic flush jobs", lambda gate: stats(gate).ready == 2, moved=2),
     case("topic flush jobs --key grouped", lambda gate: stats(gate).ready == 1, moved=1),
     case(
