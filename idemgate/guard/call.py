@@ -720,19 +720,21 @@ def ending_of_failure(
         return build_ending(KEEP if options.holds_interrupted else RELEASE)
     ending = build_ending(NOT_STORED) if options.at_most_once else _decide_on_error(guard, grant, error)
     if ending[0] != VALUE:
-        if (failure := failure_of(error)) is not None:
-            _note_failure(guard.context, grant, failure, ending)
+        _note_failure(guard.context, grant, error, ending)
         note_run(guard.context, grant.request, grant.reply, "failed", last_line(error))
     return ending
 
 
-def _note_failure(context: Context, grant: Grant, failure: BaseException, ending: Ending) -> None:
+def _note_failure(context: Context, grant: Grant, error: BaseException, ending: Ending) -> None:
     """Note a failure of the work for the reports of this process."""
     from idemgate.store.retry import is_of_store  # late: it imports redis-py
 
     request, attempt = grant.request, grant.reply.attempt
+    is_final = ending[0] not in (RELEASE, UNDO, KEEP) or is_last(request, attempt)
+    if (failure := error if is_final else failure_of(error)) is None:
+        return
     # A call inside of a delivery or of another call is repeated with that one, which is reported itself.
-    may_follow = ending[0] in (RELEASE, KEEP) and not is_last(request, attempt) and get_current() is None
+    may_follow = not is_final and ending[0] != UNDO and get_current() is None
     context.activity.note_failure(
         request.options.scope, text_of(request.key), attempt, last_line(failure), 0.0 if may_follow else None,
         is_of_store(failure),

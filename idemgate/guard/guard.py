@@ -335,7 +335,8 @@ async def _call_in_thread(handler: Callable[..., Any], message: tuple[Any, ...])
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(ended.set_result, outcome)
 
-    # Not of a pool: a handler that waits for another one would wait for ever for a thread. Reports find it by the name.
+    # Not of a pool: a handler that waits for another one would wait for ever for a thread. It is a variable because
+    # reports of this process look for it there.
     thread = Thread(target=work, name="idemgate-handler", daemon=True)
     thread.start()
     while not ended.done():

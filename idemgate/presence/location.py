@@ -69,14 +69,14 @@ def _frames_of_helper(frames: Sequence[FrameType], threads: Mapping[int, FrameTy
     """Return the frames of the thread that these frames of a task wait for, if it runs a plain function for them.
 
     `guard.aio` and anyio, by which FastStream calls plain handlers, keep the thread in a variable. What the user's own
-    coroutines and the standard library keep may be any thread.
+    coroutines and the standard library keep may be any thread. `isinstance` would ask a lazy object for its class.
     """
     for frame in frames:
         rank = _rank(frame.f_code.co_filename)
         if rank == 0:
             break
         for value in frame.f_locals.values() if rank != 2 else ():
-            if isinstance(value, Thread) and (ident := value.ident or 0) in threads:
+            if issubclass(type(value), Thread) and (ident := value.ident or 0) in threads:
                 return list(_chain(ident, threads))
     return []
 
