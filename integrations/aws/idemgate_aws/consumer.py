@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Unpack
 
@@ -24,7 +25,7 @@ from idemgate.core.verdict import choose_step
 from idemgate.core.waits import wait_until_done, wait_within
 from idemgate.types import BackoffPolicy, GuardOptions, KeyCallable, Verdict, check_function, check_gate, milliseconds
 from idemgate_aws.message import SqsMessage, body_of
-from idemgate_aws.queue import BATCH, LONGEST, SqsQueue, check_url, is_unanswered
+from idemgate_aws.queue import BATCH, LONGEST, SqsQueue, check_url, is_unanswered, naming_missing
 
 __all__ = ["SqsConsumer"]
 
@@ -135,8 +136,8 @@ class SqsConsumer:
             ready: Callback for the moment when it begins to receive. None: nothing waits for it.
 
         Raises:
-            InvalidArgument: the queue has no redrive policy, and `dead_letters` is missing. Or the policy moves a
-                message before `max_attempts` runs.
+            InvalidArgument: the queue or its dead-letter queue does not exist. Or the queue has no redrive policy, and
+                `dead_letters` is None. Or the policy moves a message before `max_attempts` runs.
             Exception: what the client raises if it cannot read the queue's attributes: an answer of SQS at once, and no
                 answer after a few tries. Later errors are retried without end.
         """
@@ -158,25 +159,26 @@ class SqsConsumer:
         return await self._choose_dead_letters()
 
     async def _choose_dead_letters(self) -> str:
-        queue = self._queue
-        answer = await queue.call("get_queue_attributes", QueueUrl=queue.url, AttributeNames=["RedrivePolicy"])
+        queue, passed = self._queue, self._dead_letters
+        with naming_missing("url", queue.url):
+            answer = await queue.call("get_queue_attributes", QueueUrl=queue.url, AttributeNames=["RedrivePolicy"])
         policy = json.loads(answer.get("Attributes", {}).get("RedrivePolicy", "{}"))
         receives = int(policy.get("maxReceiveCount", 0))
         if self._max_attempts is not None and 0 < receives < self._max_attempts:
             problem = f"the redrive policy of {queue.url} moves a message after {receives} deliveries"
             fix = "Raise maxReceiveCount well above it: deliveries that run nothing count, too"
             raise InvalidArgument("max_attempts", self._max_attempts, problem, fix)
-        if self._dead_letters is not None:
-            return self._dead_letters
-        if "deadLetterTargetArn" not in policy:
+        target = passed or policy.get("deadLetterTargetArn")
+        if target is None:
             problem = (
                 f"{queue.url} has no redrive policy, so a message that cannot succeed would return until it expires"
             )
             fix = "Pass the URL of a dead-letter queue, or give the queue a redrive policy"
             raise InvalidArgument("dead_letters", None, problem, fix)
-        *_, account, name = policy["deadLetterTargetArn"].split(":")
-        found = await queue.call("get_queue_url", QueueName=name, QueueOwnerAWSAccountId=account)
-        url: str = found["QueueUrl"]
+        *_, account, name = re.split("[:/]", target)
+        with naming_missing("dead_letters", target):
+            found = await queue.call("get_queue_url", QueueName=name, QueueOwnerAWSAccountId=account)
+        url: str = passed or found["QueueUrl"]
         return url
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from idemgate import InvalidArgument
 from idemgate_aws.message import SqsMessage, build_dead_letter
 
-__all__ = ["BATCH", "LONGEST", "RefusedBySqs", "SqsQueue", "check_client", "check_url", "is_unanswered"]
+__all__ = [
+    "BATCH", "LONGEST", "RefusedBySqs", "SqsQueue", "check_client", "check_url", "is_unanswered", "naming_missing",
+]  # fmt: skip
 
 BATCH = 10
 """The most messages of one request to SQS."""
@@ -19,6 +22,9 @@ LONGEST = 43_200
 """Seconds from a delivery to the end of its visibility, at most: 12 hours."""
 THREADS = 8
 """The most requests at once of a client of boto3. One of them is the long poll."""
+
+_MISSING = ("NonExistentQueue", "QueueDoesNotExist")
+"""The ends of the codes of a missing queue: the one of the older protocol, and its name in the new one."""
 
 
 class RefusedBySqs(Exception):
@@ -97,6 +103,19 @@ def check_url(name: str, url: object) -> str:
         fix = "Pass the QueueUrl that get_queue_url or create_queue returns"
         raise InvalidArgument(name, url, "not the URL of a queue", fix)
     return url
+
+
+@contextmanager
+def naming_missing(name: str, queue: str) -> Iterator[None]:
+    """Raise InvalidArgument in the place of an answer of SQS that there is no such queue: the answer names none."""
+    try:
+        yield
+    except Exception as error:
+        answer: Any = getattr(error, "response", None)  # of a ClientError of botocore
+        if isinstance(answer, dict) and str(answer.get("Error", {}).get("Code")).endswith(_MISSING):
+            fix = "Create it, or pass the URL of another one"
+            raise InvalidArgument(name, queue, "SQS has no such queue", fix) from error
+        raise
 
 
 def is_unanswered(error: Exception) -> bool:

@@ -357,7 +357,19 @@ async def test_a_policy_that_moves_messages_before_their_last_attempt_is_refused
         await make_consumer(make_queue(receives=3), print, max_attempts=5).run(asyncio.Event())
 
 
-async def test_a_missing_queue_is_raised_at_the_start(make_consumer: Any, sqs: Any, endpoint: str) -> None:
-    queue = type("Missing", (), {"url": f"{endpoint}/123456789012/missing"})
-    with pytest.raises(sqs.exceptions.QueueDoesNotExist):
-        await make_consumer(queue, print).run(asyncio.Event())
+@for_each(
+    ("deleted", "is_passed", "refused"),
+    [
+        ("url", False, r"^url='http://\S+/q[\d-]+': SQS has no such queue"),
+        ("dead_url", False, r"^dead_letters='arn:aws:sqs:\S+-dead': SQS has no such queue"),  # of the redrive policy
+        ("dead_url", True, r"^dead_letters='http://\S+-dead': SQS has no such queue"),
+    ],
+)
+async def test_a_missing_queue_is_refused_at_the_start(
+    make_queue: Any, make_consumer: Any, client: Any, deleted: str, is_passed: bool, refused: str
+) -> None:
+    queue = make_queue()
+    queue.sqs.delete_queue(QueueUrl=getattr(queue, deleted))
+    made = make_consumer(queue, print, client, **({"dead_letters": queue.dead_url} if is_passed else {}))
+    with pytest.raises(InvalidArgument, match=refused):
+        await asyncio.wait_for(made.run(asyncio.Event()), 60)
