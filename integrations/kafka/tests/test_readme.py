@@ -75,6 +75,7 @@ def test_one_library_is_enough(other: str) -> None:
         f"import sys; sys.modules[{other!r}] = None\n"
         "from idemgate import Gate\n"
         "from idemgate_kafka import KafkaConsumer\n"
-        f"KafkaConsumer(Gate('redis://x'), {settings}, 'orders', print, key='{{m.id}}', scope='s', dead_topic=None)"
+        "gate, key = Gate('redis://x'), '{message.id}'\n"
+        f"KafkaConsumer(gate, {settings}, 'orders', print, key=key, scope='s', dead_topic=None)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
