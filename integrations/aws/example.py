@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import sys
 from typing import Any
 
 import boto3
@@ -71,5 +72,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.tracebacklimit = 0  # the log shows each failure, without its traceback
     asyncio.run(main())
     gate.close()

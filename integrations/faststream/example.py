@@ -7,7 +7,6 @@ python example.py nats://localhost:4222                   uses a running one, wi
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 import socket
@@ -100,7 +99,7 @@ def nats_server() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    logging.lastResort = None  # the log has the traceback of each failure
+    sys.tracebacklimit = 0  # the log shows each failure, without its traceback
     if len(sys.argv) > 1:
         asyncio.run(main(sys.argv[1]))
     else:

@@ -7,7 +7,6 @@ python example.py localhost:9092        uses a running Kafka
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import subprocess
 import sys
@@ -101,7 +100,7 @@ def tansu() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    logging.lastResort = None  # the log has the traceback of each failure
+    sys.tracebacklimit = 0  # the log shows each failure, without its traceback
     if len(sys.argv) > 1:
         asyncio.run(main(sys.argv[1]))
     else:
