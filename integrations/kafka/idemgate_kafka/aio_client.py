@@ -25,6 +25,7 @@ UNANSWERED = 3
 
 
 class AioLibrary:
+    servers = "bootstrap_servers"
     group = "group_id"
     auto_commit = "enable_auto_commit"
 

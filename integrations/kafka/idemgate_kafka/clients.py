@@ -78,8 +78,9 @@ class ProducerClient(Protocol):
 class Library(Protocol):
     """One of the two libraries."""
 
-    group: str
+    servers: str
     """The names of some settings."""
+    group: str
     auto_commit: str
 
     def make_consumer(self, settings: Settings) -> ConsumerClient:

@@ -48,6 +48,7 @@ _TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD)
 
 
 class ConfluentLibrary:
+    servers = "bootstrap.servers"
     group = "group.id"
     auto_commit = "enable.auto.commit"
 

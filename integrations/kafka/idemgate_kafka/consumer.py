@@ -139,6 +139,7 @@ class KafkaConsumer:
         self._topics = _check_topics(topics, dead_topic, retry_topic)
         self._dead_topic, self._retry_topic = dead_topic, retry_topic
         self._make_consumer()  # checks the settings
+        self._group: tuple[Any, Any] = settings[self._library.servers], settings[self._library.group]
         check_message_fields(KafkaMessage, key, fingerprint)
         if order not in ("key", "partition"):
             raise InvalidArgument("order", order, "unknown choice", "Use 'key' or 'partition'")
@@ -166,11 +167,25 @@ class KafkaConsumer:
                 it.
 
         Raises:
-            InvalidArgument: a topic is missing, also the one for dead letters or retries.
+            InvalidArgument: a topic is missing, also the one for dead letters or retries. Or another group of the gate
+                reads one of the topics with the same scope.
             Exception: what the client raises if it cannot connect after a few tries, or what no further try would mend,
                 such as a missing permission. Other errors are retried without end.
         """
+        self._check_groups()
         await _Reader(self, stop).run(grace, ready)
+
+    def _check_groups(self) -> None:
+        """Raise InvalidArgument if another group of the gate has the same scope: each would drop what the other did."""
+        scope, (servers, group) = self._guard.scope, self._group
+        for other in self._gate.subscribers:
+            if not isinstance(other, KafkaConsumer) or (other._guard.scope, other._group[0]) != (scope, servers):
+                continue
+            shared = [topic for topic in self._topics if topic in other._topics]
+            if shared and other._group[1] != group:
+                groups = f"{group!r} and {other._group[1]!r}"
+                problem = f"the groups {groups} both read {shared[0]!r}, so a record would run in one of them only"
+                raise InvalidArgument("scope", scope, problem, "Pass a scope of its own to one of them")
 
     def _make_consumer(self) -> ConsumerClient:
         return self._library.make_consumer(self._settings)

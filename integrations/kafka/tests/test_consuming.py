@@ -482,6 +482,25 @@ def test_some_options_run_records_one_by_one(gate: Gate, options: dict[str, Any]
     assert made._batch == 1
 
 
+@pytest.mark.parametrize("settings", [AIO, CONFLUENT], ids=LIBRARIES)
+async def test_two_groups_of_one_gate_need_different_scopes(gate: Gate, settings: Any) -> None:
+    def make(topics: Any = "orders", scope: str = "s", **more: str) -> KafkaConsumer:
+        return KafkaConsumer(gate, settings | more, topics, print, key=KEY, scope=scope, dead_topic=None)
+
+    servers, group = settings
+    # Given a consumer of the gate
+    gate.add_subscriber(make())
+    # When another group reads one of its topics, and keeps its keys in the same scope
+    other = make(["prices", "orders"], **{group: "audit"})
+    # Then it is refused at the start, because each group would drop what the other one did
+    with pytest.raises(InvalidArgument, match=r"scope='s': .*'audit' and 'g' both read 'orders'"):
+        await other.run(asyncio.Event())
+    # And another member of the group, scope, topic or cluster is not
+    for fine in (make(), make(scope="t", **{group: "audit"}), make("prices", **{group: "audit"}),
+                 make(**{servers: "127.0.0.1:2", group: "audit"})):  # fmt: skip
+        fine._check_groups()
+
+
 def test_an_error_about_settings_shows_no_value() -> None:
     with pytest.raises(InvalidArgument) as raised:
         clients.choose_library({"bootstrap.servers": "x", "sasl_password": "hunter2"})
