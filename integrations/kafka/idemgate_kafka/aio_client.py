@@ -34,6 +34,10 @@ class AioLibrary:
             if settings.get(name) is not None:
                 fix = "Leave it out, and use message.json: a record that cannot be decoded is then a dead letter"
                 raise InvalidArgument("settings", name, "would stop the partition at a record that it cannot read", fix)
+        reset = settings.get("auto_offset_reset", "earliest")
+        if str(reset).lower() not in ("earliest", "latest", "none"):
+            problem = "aiokafka takes it for 'none', which ends a consumer whose group has no offset"
+            raise InvalidArgument("settings['auto_offset_reset']", reset, problem, "Use 'earliest' or 'latest'")
         return AioConsumer(_select(settings, aiokafka.AIOKafkaConsumer))
 
     def make_producer(self, settings: Settings) -> AioProducer:
@@ -55,10 +59,12 @@ class AioLibrary:
 def _select(settings: Settings, made: Any) -> dict[str, Any]:
     """Return the settings that a class has. Raise InvalidArgument for a name that no class has."""
     known = [inspect.signature(each).parameters for each in (aiokafka.AIOKafkaConsumer, aiokafka.AIOKafkaProducer)]
-    for name in settings:
+    for name, value in settings.items():
         if not any(name in each for each in known):
             fix = "Pass parameters of AIOKafkaConsumer and AIOKafkaProducer"
             raise InvalidArgument("settings", name, "not a setting of aiokafka", fix)
+        if name.endswith("_ms") and not isinstance(value, int | None):
+            raise InvalidArgument(f"settings[{name!r}]", value, "not a whole number of milliseconds", "Pass an int")
     selected = {name: settings[name] for name in inspect.signature(made).parameters if name in settings}
     return {"request_timeout_ms": REQUEST_MS, **selected}
 

@@ -114,6 +114,11 @@ def choose_library(settings: object) -> Library:
         raise InvalidArgument("settings", names, "names no broker, or two", _FIX)
     if wrong := [name for name in names if ("_" in str(name) if is_confluent else "." in str(name))]:
         raise InvalidArgument("settings", wrong[0], "is a setting of the other library", _FIX)
+    name = "bootstrap.servers" if is_confluent else "bootstrap_servers"
+    given: Any = cast("Settings", settings)[name]
+    servers: list[Any] = [*given] if isinstance(given, list | tuple) and is_aio else [given]
+    if not servers or not all(isinstance(each, str) for each in servers):
+        raise InvalidArgument(f"settings[{name!r}]", given, "no address of a broker", 'Pass text such as "kafka:9092"')
     if is_confluent:
         from idemgate_kafka.confluent_client import ConfluentLibrary
 

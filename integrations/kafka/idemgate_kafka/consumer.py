@@ -624,9 +624,9 @@ def _unwrap(error: BaseException) -> BaseException:
 
 
 def _check_group(settings: Settings, group: str, auto_commit: str) -> None:
-    if not settings.get(group):
+    if not isinstance(name := settings.get(group), str) or not name:
         fix = "Pass the name of the consumer group, which stores the offsets"
-        raise InvalidArgument(f"settings[{group!r}]", settings.get(group), "missing", fix)
+        raise InvalidArgument(f"settings[{group!r}]", name, "not the name of a group", fix)
     if settings.get(auto_commit) not in (None, False, "false"):
         fix = "Leave it out: an offset is committed when its records are settled"
         raise InvalidArgument(f"settings[{auto_commit!r}]", settings[auto_commit], "loses records", fix)
