@@ -288,10 +288,11 @@ def test_a_task_that_is_called_raises_the_errors_of_the_guard(app: Celery, gate:
 
 
 def test_a_copy_of_a_pydantic_task_gets_what_the_first_got(app: Celery, gate: Gate, work: Work) -> None:
-    @app.task(name="charge", once="{order}", pydantic=True, autoretry_for=(Declined,))
-    def charge(order: str) -> Receipt:
+    def run(order: str) -> Receipt:
         return Receipt(order=order)
 
+    run.__annotations__["return"] = Receipt  # Celery 5.5 reads no annotation that is text, as in this file
+    charge = app.task(name="charge", once="{order}", pydantic=True, autoretry_for=(Declined,))(run)
     with work():
         assert [outcome(charge.delay("o1")) for _ in range(2)] == [{"order": "o1"}] * 2
     assert gate.counters["consumer.handled"] == 1
