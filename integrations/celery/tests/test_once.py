@@ -17,7 +17,7 @@ from idemgate_celery import DebouncedTask, OnceTask, once_tasks
 from kombu.exceptions import OperationalError
 from pydantic import BaseModel
 
-from idemgate import AlreadyInProgress, Gate, InvalidArgument, KeyReused
+from idemgate import AlreadyInProgress, Bury, Gate, InvalidArgument, KeyReused, Retry
 from idemgate.errors import AttemptsExhausted
 from integrations.celery.tests.conftest import sends_models
 from tests.waiting import wait_until
@@ -117,12 +117,19 @@ def test_attempts_are_those_of_the_guard_if_it_limits_them(app: Celery, gate: Ga
         ran.append(order)
         raise Declined("no")
 
+    @app.task(name="decides", once={"key": "{order}", "max_attempts": 3, "backoff": "1h"})
+    def decides(order: str) -> None:
+        ran.append(order)
+        raise Bury("the account is closed") if ran.count(order) == 2 else Retry("busy", delay="500ms")
+
     with work():
-        error = outcome(fails.delay("o1"))
-    assert ran == ["o1"] * 3
+        decided = decides.delay("o2")
+        error, last = outcome(fails.delay("o1")), outcome(decided)
+    assert (ran.count("o1"), ran.count("o2")) == (3, 2)
     assert type(error).__name__ == AttemptsExhausted.__name__
     assert "Declined: no" in str(error)
-    assert gate.counters["consumer.failed"] == 2
+    assert str(last) == "the account is closed"
+    assert (gate.counters["consumer.failed"], gate.counters["consumer.rejected"]) == (3, 2)
 
 
 def test_what_a_task_tells_celery_passes_through(app: Celery, gate: Gate, work: Work) -> None:
