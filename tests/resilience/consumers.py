@@ -31,6 +31,7 @@ from idemgate.types import milliseconds
 from tests.resilience.judge import Judge
 from tests.resilience.plan import Fault, injecting, plan
 from tests.resilience.verdict import find_growth, read_events
+from tests.waiting import wait_until
 
 __all__ = ["LEASE", "MAX_ATTEMPTS", "SCOPE", "SECONDS", "STALLED", "ConsumerSoak"]
 
@@ -46,6 +47,8 @@ WAITS = 20
 """The deliveries of a key in progress elsewhere, for each of its messages."""
 STALLED, DRAIN = 60, 300
 """Seconds without a settled message, and in all, after which the rest is not expected to settle."""
+START = 300
+"""Seconds until all consumers have started. The load and the faults begin then."""
 SCRIPT = b"EVALSHA"
 WIRE: dict[str, Callable[[Proxy], object]] = {
     "cut a reply": lambda proxy: proxy.cut_reply(SCRIPT),
@@ -145,6 +148,7 @@ class ConsumerSoak(ABC):
         print(f"\nseed {self.seed}: {sum(map(len, faults.values()))} faults within {seconds:g} s")
         for kind, steady in self.kinds:
             self._start(kind, steady)
+        wait_until(lambda: all(map(self._has_started, self.consumers)), START)  # on a busy machine that takes a minute
         begin = monotonic()
         with injecting(faults, self._inject, self.over) as errors:
             self._send_until(lambda: monotonic() > begin + seconds or bool(errors))
@@ -205,13 +209,19 @@ class ConsumerSoak(ABC):
         self.started += 1
         self.consumers[self.start_process(kind, f"{self.seed} {self.started}")] = kind, steady
 
+    def _has_started(self, process: subprocess.Popen[str]) -> bool:
+        """Return True once a consumer has reported its samples, or has ended."""
+        return bool(self.raw.exists(f"{self.name}:{process.pid}")) or process.poll() is not None
+
     def _send_until(self, over: Callable[[], bool]) -> None:
         drawn, recent = random.Random(f"{self.seed} messages"), deque[str](maxlen=200)
         while not over():
             self.sent.update(self.send([self._draw(drawn, recent) for _ in range(10)]))
-            end = monotonic() + STALLED
-            while self.count_waiting() > BACKLOG:
-                assert monotonic() < end, f"the consumers leave more than {BACKLOG} messages for {STALLED} s"
+            end, before = monotonic() + STALLED, self.count_waiting()
+            while (waiting := self.count_waiting()) > BACKLOG:
+                if waiting < before:
+                    before, end = waiting, monotonic() + STALLED
+                assert monotonic() < end, f"the consumers settle none of {waiting} messages for {STALLED} s"
                 sleep(0.1)
 
     def _draw(self, drawn: random.Random, recent: deque[str]) -> str:
@@ -236,7 +246,7 @@ class ConsumerSoak(ABC):
                 assert process.poll() is None, f"a consumer ended with {process.returncode}"
             sleep(0.5)
         for process in self.consumers:
-            process.communicate(timeout=60)
+            process.communicate(timeout=DRAIN)
             assert process.returncode == 0
         self.dead.update(self.list_dead_letters())
 

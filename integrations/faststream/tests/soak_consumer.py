@@ -12,14 +12,17 @@ import asyncio
 import json
 import logging
 import sys
+from time import monotonic
 from typing import Any
 
 from faststream.nats import JStream, NatsBroker, NatsMessage
 from idemgate_faststream import Once, middleware
+from nats.errors import Error as NatsError
 from nats.js.api import ConsumerConfig
 
 from integrations.faststream.tests.transports import ignore
 from tests.resilience.consumer_process import ConsumerProcess
+from tests.resilience.consumers import STALLED
 
 WORKERS = 8
 ACK_WAIT = 2.0
@@ -50,16 +53,24 @@ class NatsConsumer(ConsumerProcess):
         once = Once(
             self.gate, key="{message.headers[event-id]}", backoff="50ms", on_reject=on_reject, **self.order["options"]
         )
-        broker = NatsBroker(
-            self.order["broker"], middlewares=[once], reconnect_time_wait=0.1, max_reconnect_attempts=-1,
-            error_cb=ignore, graceful_timeout=20, logger=None,
-        )  # fmt: skip
-        subscriber = broker.subscriber(
-            f"{name}.>", stream=JStream(name, declare=False), durable="billing", pull_sub=True, max_workers=WORKERS,
-            config=ConsumerConfig(ack_wait=ACK_WAIT, max_ack_pending=1000),
-        )  # fmt: skip
-        subscriber(on_message_async if self.order["client"] == "aio" else on_message)
-        await broker.start()
+        end = monotonic() + STALLED
+        while True:
+            broker = NatsBroker(
+                self.order["broker"], middlewares=[once], reconnect_time_wait=0.1, max_reconnect_attempts=-1,
+                error_cb=ignore, graceful_timeout=20, logger=None,
+            )  # fmt: skip
+            subscriber = broker.subscriber(
+                f"{name}.>", stream=JStream(name, declare=False), durable="billing", pull_sub=True, max_workers=WORKERS,
+                config=ConsumerConfig(ack_wait=ACK_WAIT, max_ack_pending=1000),
+            )  # fmt: skip
+            subscriber(on_message_async if self.order["client"] == "aio" else on_message)
+            try:
+                await broker.start()
+                break
+            except (TimeoutError, NatsError, OSError):  # a fault has cut the connection before it asked for messages
+                if monotonic() > end:
+                    raise
+                await broker.stop()
         await asyncio.to_thread(sys.stdin.read)
         await broker.stop()
         await self.gate.aio.close()
