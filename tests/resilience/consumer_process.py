@@ -57,7 +57,7 @@ class ConsumerProcess:
             outcome = "not stored" if not_stored else verdict.outcome
             self.report("ended", message_id, verdict.token, os.getpid(), outcome)
         elif verdict.outcome == "in_progress":
-            self.report("waited", message_id)
+            self.report("waited", message_id, time.time())
 
     def start_samples(self) -> None:
         """Report the memory, descriptors and threads of this process each second."""

@@ -14,6 +14,7 @@ from idemgate.testing import ConsumerContract, ContractConsumer, Proxy, Transpor
 from idemgate.testing.contract import LEASE, MAX_ATTEMPTS, SCOPE, Handler
 from integrations.aws.tests.clients import make_client, open_aio_client
 from integrations.aws.tests.conftest import Queue
+from tests.waiting import eventually
 
 OPTIONS: dict[str, Any] = {
     "scope": SCOPE, "key": "{message.attributes[id]}", "lease": LEASE, "max_attempts": MAX_ATTEMPTS, "backoff": 0,
@@ -76,7 +77,9 @@ class SqsContractConsumer:
         )  # fmt: skip
         ready = asyncio.Event()
         self.task = asyncio.create_task(consumer.run(self.stopping, ready=ready.set))
-        await ready.wait()
+        await eventually(lambda: ready.is_set() or self.task.done(), 240)
+        if self.task.done():
+            self.task.result()  # what it could not start by
 
     async def stop(self) -> None:
         self.stopping.set()

@@ -21,6 +21,8 @@ from tests.resilience.verdict import read_events
 from tests.waiting import wait_until
 
 KILLS = int(os.environ.get("IDEMGATE_KILLS", "0"))
+PATIENCE = 200
+"""Seconds for a consumer. On a busy machine its start alone takes a minute, and a run may lose its lease."""
 OPTIONS = {"key": "{message.body}", "scope": "killed", "lease": "1s", "poll": 1, "backoff": 0}
 
 
@@ -43,7 +45,7 @@ class Case:
         """Run a consumer that kills itself."""
         process = self.start(client, die)
         try:
-            assert process.wait(60) == -9
+            assert process.wait(PATIENCE) == -9
         finally:
             process.kill()
             process.communicate()
@@ -52,8 +54,8 @@ class Case:
         """Run a consumer until the queue is empty, and stop it."""
         process = self.start(client, "")
         try:
-            wait_until(lambda: self.queue.count() == (0, 0))
-            process.communicate(timeout=60)
+            wait_until(lambda: self.queue.count() == (0, 0), PATIENCE)
+            process.communicate(timeout=PATIENCE)
             assert process.returncode == 0
         finally:
             process.kill()

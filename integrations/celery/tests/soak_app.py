@@ -6,7 +6,7 @@ proxy), `namespace`, `broker`, `conf` of Celery, `options` of the task, and `see
 
 - ["effect", ID, TOKEN, PID]: the effect of one run
 - ["ended", ID, TOKEN, PID, OUTCOME]: the outcome of the run's verdict, "not stored" if its completion may not have been
-- ["waited", ID]: a delivery of a task that is in progress elsewhere
+- ["waited", ID, TIME]: a delivery of a task that is in progress elsewhere, and its time in seconds
 - ["dead", ID]: a task that fails for the last time
 """
 
@@ -55,7 +55,7 @@ def report_settlement(scope: str, verdict: Any, message_id: object, *, error: Ba
         not_stored = verdict.outcome == "handled" and verdict.error is not None
         report("ended", body, verdict.token, os.getpid(), "not stored" if not_stored else verdict.outcome)
     if error is None and verdict.outcome == "in_progress":
-        report("waited", body)
+        report("waited", body, time.time())
     if error is None and verdict.outcome == "rejected":
         report("dead", body)
     record_settlement(scope, verdict, message_id, error=error)

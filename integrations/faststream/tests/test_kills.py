@@ -54,7 +54,7 @@ async def test_a_killed_consumer_repeats_what_was_not_recorded(
 
     # Given a consumer that is killed
     doomed = start(when)
-    assert await asyncio.to_thread(doomed.wait, 60) == -9
+    assert await asyncio.to_thread(doomed.wait, 240) == -9
     assert not await is_settled()
     # When another one gets the message
     consumer = start("never")
