@@ -94,7 +94,7 @@ class LambdaTransport(SqsTransport):
 class LambdaConsumer:
     def __init__(self, transport: LambdaTransport, handler: Handler, acknowledges: bool) -> None:
         self.broker, self.redis = (Proxy(url, remember=False) for url in (transport.endpoint, transport.store))
-        self.gate = Gate(self.redis.url, namespace=transport.gate.namespace, timeout="500ms")
+        self.gate = Gate(self.redis.url, namespace=transport.gate.namespace, timeout="3s")
         self.queue, self.sqs = transport.queue, make_client(self.broker.url)
         if not acknowledges:
             self.broker.drop_request(b"AmazonSQS.DeleteMessage", times=1_000_000)

@@ -59,7 +59,7 @@ class SqsContractConsumer:
     def __init__(self, transport: SqsTransport) -> None:
         self.transport = transport
         self.broker, self.redis = Proxy(transport.endpoint, remember=False), Proxy(transport.store, remember=False)
-        self.gate = Gate(self.redis.url, namespace=transport.gate.namespace, timeout="500ms")
+        self.gate = Gate(self.redis.url, namespace=transport.gate.namespace, timeout="3s")
         self.stopping, self.clients = asyncio.Event(), AsyncExitStack()
 
     async def start(self, handler: Handler) -> None:

@@ -74,7 +74,7 @@ class FastStreamConsumer:
     def __init__(self, transport: FastStreamTransport) -> None:
         self.transport = transport
         self.proxy, self.redis = Proxy(transport.url, remember=False), Proxy(transport.store, remember=False)
-        self.gate = Gate(self.redis.url, namespace=transport.gate.namespace, timeout="500ms")
+        self.gate = Gate(self.redis.url, namespace=transport.gate.namespace, timeout="3s")
 
     async def start(self, handler: Handler, acknowledges: bool) -> None:
         transport = self.transport

@@ -58,7 +58,7 @@ class KafkaContractConsumer:
     def __init__(self, transport: KafkaTransport) -> None:
         self.transport, self.stopping = transport, asyncio.Event()
         self.redis = Proxy(transport.store, remember=False)
-        self.gate = Gate(self.redis.url, namespace=transport.gate.namespace, timeout="500ms")
+        self.gate = Gate(self.redis.url, namespace=transport.gate.namespace, timeout="3s")
 
     async def start(self, handler: Handler, acknowledges: bool) -> None:
         transport, ready = self.transport, asyncio.Event()

@@ -64,7 +64,7 @@ class RabbitConsumer:
     def __init__(self, transport: RabbitTransport) -> None:
         self.transport = transport
         self.store_proxy = Proxy(transport.store, remember=False)
-        self.gate = Gate(self.store_proxy.url, namespace=transport.gate.namespace, timeout="500ms")
+        self.gate = Gate(self.store_proxy.url, namespace=transport.gate.namespace, timeout="3s")
         self.broker_proxy = Proxy(f"amqp://127.0.0.1:{transport.broker.port}", remember=False)
         self.url = f"amqp://guest:guest@127.0.0.1:{self.broker_proxy.port}/?heartbeat=5"
 
