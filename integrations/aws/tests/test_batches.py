@@ -98,11 +98,16 @@ class LambdaConsumer:
         self.queue, self.sqs = transport.queue, make_client(self.broker.url)
         if not acknowledges:
             self.broker.drop_request(b"AmazonSQS.DeleteMessage", times=1_000_000)
-        options = {**OPTIONS, "key": lambda message: transport.count(read(message)[0])}
+
+        def key(message: SqsMessage) -> str:
+            message_id = read(message)[0]
+            return message_id if self.is_killed else transport.count(message_id)  # its thread may have just received it
+
+        options = {**OPTIONS, "key": key}
         self.function = lambda_batch(
             self.gate, adapt_handler(handler, read), client=self.sqs, dead_letters=self.queue.dead_url, **options
         )
-        self.stopping = False
+        self.stopping = self.is_killed = False
         self.task = asyncio.create_task(asyncio.to_thread(self.consume))
 
     def consume(self) -> None:
@@ -118,6 +123,7 @@ class LambdaConsumer:
         self.gate.close()
 
     async def kill(self) -> None:
+        self.is_killed = True
         self.broker.close()
         self.redis.close()
         self.stopping = True
