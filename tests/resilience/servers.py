@@ -165,5 +165,7 @@ def _value(client: Any, key: bytes) -> Any:
         return client.get(key)
     if kind == b"hash":
         return client.hgetall(key)
+    if kind == b"list":
+        return client.lrange(key, 0, -1)
     assert kind == b"zset", kind
     return client.zrange(key, 0, -1, withscores=True)

@@ -526,20 +526,14 @@ def paused(case: Case) -> tuple[Work, Check]:
     return work, check
 
 
-def worker(case: Case, **options: Any) -> tuple[Work, Check]:
-    handled: list[int] = []
+def handling(case: Case, handled: list[int]) -> Check:
+    """A handler of the topic that notes what it gets. What it did not get is still there."""
 
     async def handle(delivery: Any) -> None:
         await asyncio.sleep(0)
         handled.extend(delivery.payload)
 
     case.gate.topics["t"].definition.handler = handle  # another one each time
-
-    async def work() -> None:
-        async with case.aio.worker(grace="5s", **options):
-            await case.topic.trigger(case.key, 1, event_id=case.key)
-            while not handled:
-                await asyncio.sleep(0.001)
 
     async def check(outcome: Any) -> None:
         await case.topic.trigger(case.key, 1, event_id=case.key)
@@ -550,6 +544,29 @@ def worker(case: Case, **options: Any) -> tuple[Work, Check]:
         assert (stats.pending, stats.in_flight) == (0, 0)
         assert len(handled) + len(left) >= 1
         assert stats["accepted"] == stats["acked_triggers"]
+
+    return check
+
+
+def worker(case: Case, **options: Any) -> tuple[Work, Check]:
+    handled: list[int] = []
+    check = handling(case, handled)
+
+    async def work() -> None:
+        async with case.aio.worker(grace="5s", **options):
+            await case.topic.trigger(case.key, 1, event_id=case.key)
+            while not handled:
+                await asyncio.sleep(0.001)
+
+    return work, check
+
+
+def drain(case: Case) -> tuple[Work, Check]:
+    check = handling(case, [])
+
+    async def work() -> None:
+        await case.topic.trigger(case.key, 1, event_id=case.key)
+        await case.aio.drain()
 
     return work, check
 
@@ -808,6 +825,7 @@ CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "pause, resume": paused,
     "worker": worker,
     "worker.run": worker_that_is_run,
+    "drain": drain,
     "worker that is a member": lambda case: worker(case, membership="redis"),
     "channel": channel,
     "channel, busy": channel_that_is_busy,
@@ -823,7 +841,7 @@ AWAITED: dict[type, dict[str, str]] = {
     AioGate: {
         "complete_many": "claim_many",
         "release_many": "claim_many",
-        **{name: name for name in ("first", "first_many", "forget", "resolve")},
+        **{name: name for name in ("first", "first_many", "forget", "resolve", "drain")},
     },
     AioDedup: {name: f"dedup.{name}" for name in ("add", "add_many", "get_or_set", "get_or_set_many")},
     AioClaim: {
@@ -850,6 +868,7 @@ LEFT_OUT: dict[type, dict[str, str]] = {
         "inspect": "reads one reply",
         "cancel": "reads, then one call, which changes what its target reads",
         "stored_topics": "reads",
+        "trace": "reads",
         "close": "ends the gate that the cases share",
     },
     AioDedup: {"get": "reads one reply"},

@@ -283,7 +283,7 @@ async def test_a_server_that_is_away_for_minutes(
 ) -> None:
     local, runs, clock = import_module("idemgate.guard.local"), Counter[str](), Clock()
     with Server(tmp_path / "kept", "--appendonly", "yes", "--appendfsync", "always") as server:
-        gate = Gate(server.url, namespace=namespace, timeout="500ms", clock=clock)
+        gate = Gate(server.url, namespace=namespace, timeout="3s", clock=clock)
         topic = gate.topic("t", lease="60s", backoff=0)
 
         @gate.once(key="{key}", scope="s", lease="60s", on_store_error=policy, on_done="skip", retention="1h")
