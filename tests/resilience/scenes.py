@@ -156,16 +156,13 @@ def work(order: Order) -> Callable[[], object]:
 
     topic.handler(handle_async if order["flavour"] == "async" else handle)
 
-    counted = gate.counters
-
-    def idle() -> bool:
-        ended = ("acked", "nacked", "buried", "returned", "deferred", "lost", "unsettled")
+    def idle(worker: Worker) -> bool:
         looked = times("after topics/take") >= topic.policy.slots
-        return looked and counted["worker.taken"] == sum(counted[f"worker.{name}"] for name in ended)
+        return looked and not any(consumer.in_flight for consumer in worker._consumers)
 
     async def until_empty() -> None:
-        async with Worker(gate, concurrency=order["concurrency"], prefetch=order["prefetch"]):
-            while not (idle() and (await topic.aio.stats()).ready == 0 and idle()):
+        async with Worker(gate, concurrency=order["concurrency"], prefetch=order["prefetch"]) as worker:
+            while not (idle(worker) and (await topic.aio.stats()).ready == 0 and idle(worker)):
                 await asyncio.sleep(0.002)
 
     return lambda: asyncio.run(until_empty())

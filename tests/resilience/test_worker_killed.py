@@ -75,10 +75,11 @@ class Case(KillCase):
 
     def finish(self, flavour: str, does: tuple[str, ...] = ()) -> None:
         """Processes that live, until nothing is left."""
-        while True:
+        for _ in range(100):
             assert self.run(flavour, does) == {"signal": None, "said": None}
             if self.topic.stats().pending == 0:
                 return
+        pytest.fail(f"something is left: {self.topic.stats()}")
 
     def runs(self) -> dict[str, list[tuple[int, int, list[int]]]]:
         """(attempt, token, payload) of every start of a handler, by key, in their order."""
