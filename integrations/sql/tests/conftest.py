@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
+import psycopg
 import pytest
 import redis
 
@@ -14,7 +18,31 @@ from idemgate.store.embedded.server import start
 from idemgate.testing import Clock, audit
 from integrations.sql.tests.flavours import FEW, FLAVOURS, SLOW, Flavour, find_url
 from tests.needs import report_missing
+from tests.plugins.open_sockets import LeftOpen
 from tests.postgres import Postgres, find_programs
+
+_make, _made = psycopg.AsyncConnection.__init__, WeakSet[Any]()
+
+
+def _make_noted(connection: Any, *args: Any, **options: Any) -> None:
+    _make(connection, *args, **options)
+    _made.add(connection)
+
+
+psycopg.AsyncConnection.__init__ = _make_noted  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True)
+def no_open_connection() -> Iterator[None]:
+    """Close what a test left open. psycopg leaves a connection open whose commit or rollback is cancelled.
+
+    The garbage collector would report it in the middle of another test. The event loop does not know of it.
+    """
+    yield
+    if left := [one for one in _made if not one.closed]:
+        for one in left:
+            one.pgconn.finish()
+        warnings.warn(LeftOpen(f"{os.environ.get('PYTEST_CURRENT_TEST')}: {left}"), stacklevel=2)
 
 
 @pytest.fixture(scope="session")
