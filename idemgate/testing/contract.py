@@ -214,7 +214,7 @@ class ConsumerContract:
     """
 
     kinds: ClassVar[tuple[Literal["async", "sync"], ...]] = ("async", "sync")
-    patience: ClassVar[float] = 30.0
+    patience: ClassVar[float] = 60.0
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Run each test with each kind of handler."""

@@ -95,7 +95,8 @@ async def wired(
     twice."""
     for module in (clients, sync, line):
         monkeypatch.setattr(module, "SOCKET_TIMEOUT", 20.0)
-    monkeypatch.setattr("idemgate.guard.heartbeat.REGISTER_AFTER", 3600.0)
+    for name in ("REGISTER_AFTER", "NOTES_AFTER"):
+        monkeypatch.setattr(f"idemgate.guard.heartbeat.{name}", 3600.0)
     made = Gate(wire.url, namespace=namespace, clock=clock, timeout="60s")
     yield type(face)(made, face.awaiting)
     wire.flowing.set()

@@ -160,11 +160,11 @@ def processes(own: str, raw: Any, namespace: str) -> Iterator[list[subprocess.Po
 @pytest.mark.slow
 async def test_of_all_processes_one_acts(processes: Any, raw: Any, eventually: Any) -> None:
     # Given three processes in gate.run()
-    await eventually(lambda: raw.pubsub_numsub(CHANNEL)[0][1] == 3, 30)
+    await eventually(lambda: raw.pubsub_numsub(CHANNEL)[0][1] == 3)
     # When forty keys expire
     for number in range(40):
         raw.set(f"session:{number}", "x", px=20 + 5 * number)
-    await eventually(lambda: raw.llen("handled") >= 40, 30)
+    await eventually(lambda: raw.llen("handled") >= 40)
     answers = await _stopped(processes)
     # Then all ended well, each heard, and each key was handled once
     assert [process.returncode for process in processes] == [0, 0, 0], answers
@@ -175,13 +175,13 @@ async def test_of_all_processes_one_acts(processes: Any, raw: Any, eventually: A
 @pytest.mark.slow
 async def test_a_killed_process_loses_nothing(processes: Any, raw: Any, eventually: Any) -> None:
     # Given three processes in gate.run(), of which one is killed while keys expire
-    await eventually(lambda: raw.pubsub_numsub(CHANNEL)[0][1] == 3, 30)
+    await eventually(lambda: raw.pubsub_numsub(CHANNEL)[0][1] == 3)
     for number in range(100):
         raw.set(f"session:{number}", "x", px=20 + 5 * number)
-    await eventually(lambda: raw.llen("handled") >= 30, 30)
+    await eventually(lambda: raw.llen("handled") >= 30)
     processes[0].kill()
     # Then all keys are handled, those that it held when their leases end
-    await eventually(lambda: len(set(raw.lrange("handled", 0, -1))) == 100, 30)
+    await eventually(lambda: len(set(raw.lrange("handled", 0, -1))) == 100)
     answers = await _stopped(processes[1:])
     # And twice only what it may have handled without having said so
     doubled = raw.llen("handled") - 100
@@ -735,7 +735,7 @@ async def test_it_hears_every_primary_of_a_cluster(make: Make, ports: list[int],
                 client.set(f"session:{number}", "x", px=30)
             assert len({client.get_node_from_key(f"session:{number}").port for number in range(30)}) == 3
             # Then each is handled once
-            await eventually(lambda: all(gate.counters["expiry.heard"] == 31 for gate in gates), 20)
+            await eventually(lambda: all(gate.counters["expiry.heard"] == 31 for gate in gates))
             await eventually(lambda: len(ran) >= 31, 60)  # a delivery whose reply was lost comes again after 30 s
             await eventually(lambda: gates[0].topics["sessions"].stats().in_flight == 0)
     assert keys(ran) == sorted(["session:before", *(f"session:{number}" for number in range(30))])
@@ -758,10 +758,10 @@ async def test_it_follows_a_failover(make: Make, ports: list[int], tmp_path: Pat
             # When the replica takes over
             await asyncio.to_thread(_take_over, replica)
             # Then it is listened to, and what its former primary knew of is acted on, and what begins there
-            await eventually(lambda: replica.pubsub_numsub(CHANNEL)[0][1] == 1, 30)
+            await eventually(lambda: replica.pubsub_numsub(CHANNEL)[0][1] == 1)
             client.nodes_manager.initialize()
             client.set("session:0:{session:0}", "x", px=30)
-            await eventually(lambda: len(ran) == 2, 30)
+            await eventually(lambda: len(ran) == 2)
     assert keys(ran) == ["session:0", "session:0:{session:0}"]
 
 

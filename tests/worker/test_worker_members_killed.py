@@ -78,7 +78,7 @@ async def test_the_slots_of_a_killed_process_are_served_within_its_ttl_and_an_in
     await topic.aio.trigger_many([(key, 1) for key in lost])
     began = clock.microseconds()
     process = spawn(str(began / 1_000_000), f"{TTL}s", f"{GRACE}s", "hang")
-    await eventually(lambda: raw.llen(f"{gate.namespace}:runs") >= 32, within=20)
+    await eventually(lambda: raw.llen(f"{gate.namespace}:runs") >= 32)
     process.kill()
     process.wait()
     held = (await topic.aio.stats()).in_flight
@@ -98,7 +98,7 @@ async def test_the_slots_of_a_killed_process_are_served_within_its_ttl_and_an_in
             """What the newcomer serves when so much time has passed since the kill."""
             while (clock.microseconds() - began) / 1_000_000 < seconds:
                 clock.advance("1s")
-                await eventually(lambda: membership.at_rest, within=30)
+                await eventually(lambda: membership.at_rest)
             return membership.assigned_slots("t")
 
         # Then it takes nothing that the dead one may still take from
@@ -106,10 +106,10 @@ async def test_the_slots_of_a_killed_process_are_served_within_its_ttl_and_an_in
         # And has everything when that one's announcement lapsed, and an interval has passed
         assert await served(TTL + INTERVAL) == ALL
         assert gate.counters["members.taken_over"] == 0
-        await eventually(lambda: {one.key for one in handled} >= set(new), within=30)
+        await eventually(lambda: {one.key for one in handled} >= set(new))
         # And what the dead one held is handled when its lease is over
         clock.advance("20s")
-        await eventually(lambda: gate.counters["worker.acked"] == 2 * SLOTS, within=30)
+        await eventually(lambda: gate.counters["worker.acked"] == 2 * SLOTS)
     handled_again = Counter(one.key for one in handled)
     assert handled_again == dict.fromkeys(lost + new, 1)
     stats = await topic.aio.stats()
@@ -130,7 +130,7 @@ async def test_processes_come_go_and_are_killed_under_load_and_nothing_is_lost(
         for _ in range(5):
             await topic.aio.trigger_many([(f"k{sent + n}", n) for n in range(40)])
             sent += 40
-        await eventually(lambda sent=sent: raw.llen(f"{live.namespace}:runs") > sent - 150, within=20)
+        await eventually(lambda sent=sent: raw.llen(f"{live.namespace}:runs") > sent - 150)
         process = alive.pop(chance.randrange(len(alive)))
         number = chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
         process.send_signal(number)
@@ -153,7 +153,7 @@ async def test_processes_come_go_and_are_killed_under_load_and_nothing_is_lost(
         list_members = await membership.list_members()
         return len(list_members.members), len(list_members.holders)
 
-    await eventually(lambda: _is(seen(), (len(alive), SLOTS)), within=20)
+    await eventually(lambda: _is(seen(), (len(alive), SLOTS)))
     for process in alive:
         process.send_signal(signal.SIGTERM)
     assert [process.wait(60) for process in alive] == [0] * len(alive)
