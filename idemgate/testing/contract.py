@@ -393,7 +393,8 @@ class ConsumerContract:
             await self._until(transport.list_dead_letters)
         await self._stop(transport, consumer)
         assert work.runs == ["a"]
-        assert await transport.list_dead_letters() == ([b"two"] if transport.has_dead_letters else [])
+        # A broker may redeliver while the dead letter is sent; then it is sent again
+        assert {*await transport.list_dead_letters()} == ({b"two"} if transport.has_dead_letters else set())
 
     async def test_a_failed_message_is_retried(self, transport: Transport, kind: str) -> None:
         self._require(transport.redelivers, "redelivers no message")
@@ -413,7 +414,7 @@ class ConsumerContract:
         await transport.publish("a", b"one")
         await self._until(transport.list_dead_letters)
         await self._stop(transport, consumer)
-        assert await transport.list_dead_letters() == [b"one"]
+        assert {*await transport.list_dead_letters()} == {b"one"}
         assert len(work.runs) == MAX_ATTEMPTS
         assert not await self._is_done(transport, "a")
 

@@ -145,7 +145,7 @@ async def run_until_unkept(lasting: Any, guard: Any, on_kept: Callable[[], objec
 
     loop = asyncio.get_running_loop()
     verdict = await guard.run(
-        "k", lambda: (wait_until(is_over, 30), current().lease_lost)[1], keep=lambda _: kept.set()
+        "k", lambda: wait_until(is_over) and wait_until(lambda: current().lease_lost), keep=lambda _: kept.set()
     )
     assert verdict.value is True
 

@@ -327,9 +327,9 @@ async def test_a_guard_works_over_tls(how: str, asker: Any, tls: tuple[int, Path
     port, cert = tls
     options: dict[str, Any] = {"port": port, "ssl": True, "ssl_ca_certs": str(cert)}
     if how == "url":
-        ask = asker(f"rediss://localhost:{port}?ssl_ca_certs={cert}")
+        ask = asker(f"rediss://localhost:{port}?ssl_ca_certs={cert}", timeout="60s")
     else:
-        ask = asker(redis.Redis(**options) if how == "client" else aredis.Redis(**options))
+        ask = asker(redis.Redis(**options) if how == "client" else aredis.Redis(**options), timeout="60s")
     key = ask.claims.key("s", new_id().hex())
     states = [(await ask.run(ask.claims.claim(key, new_id(), 1000, 1000))).state for _ in range(2)]
     assert states == ["started", "in_progress"]

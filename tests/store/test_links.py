@@ -560,7 +560,7 @@ async def test_silence_ends_at_the_deadline(asker: Any, proxy: Proxy) -> None:
         assert told.value.executed == executed
     # When the server speaks again, Then so does the link
     proxy.heal()
-    assert (await ask.run(calls[0])).state == "started"
+    assert (await ask.run(calls[0], within=30)).state == "started"
 
 
 async def test_it_goes_on_after_a_restart_of_the_server(asker: Any, tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_a_task_that_is_revoked_before_it_runs_leaves_no_key(app: Celery, gate: 
         ran.append(order)
 
     with work():
-        waiting = charge.apply_async(["o1"], countdown=1)
+        waiting = charge.apply_async(["o1"], countdown=5)
         expired = charge.apply_async(["o2"], expires=-1)
         # Given an id that every worker knows as revoked before its task is enqueued
         app.control.revoke([waiting.id, charge._once_id("o3")])
