@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from tests.ports import free_ports
 from tests.readmes import MINUTES, install, read_readme, run, run_until_printed
+from tests.waiting import wait_until
 
 HERE = Path(__file__).parents[1]
 README, (INSTALL, PROGRAM, COMMAND, *_) = read_readme(__file__)
@@ -43,6 +45,7 @@ def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path) -> None:
     (port,) = free_ports()
     moto = subprocess.Popen([str(scripts / "moto_server"), "-p", str(port)], env=env, stderr=subprocess.DEVNULL)
     try:
+        wait_until(lambda: not socket.create_connection(("127.0.0.1", port), 1).close(), not_yet=(OSError,))
         found = run_program(scripts / "python", tmp_path, f"http://127.0.0.1:{port}", env)
     finally:
         moto.kill()
