@@ -161,7 +161,7 @@ async def test_a_slot_keeps_the_newest_and_says_since_when(
     assert HISTORY_LASTS - 60_000 < raw.pttl(name) <= HISTORY_LASTS
 
 
-@for_each("key", ["k" * 128, "k" * 129, "k" * 65_536, "\0\n", b"\xff", 7])
+@for_each("key", ["k" * 128, "k" * 129, "k" * 65_536, "\0\n", b"\xff", 7, "%d("])
 def test_any_key_is_found_again_and_a_long_one_takes_little(key: Any, gate: Gate, raw: Any, namespace: str) -> None:
     topic = gate.topic("t")
     topic.trigger(key)

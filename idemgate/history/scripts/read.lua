@@ -18,9 +18,9 @@ local reply = { "ok", now_ms, #found, #last >= 6 and struct.unpack(">I6", last) 
 for _, entry in ipairs(found) do
   -- Most entries are of other keys, and to unpack one takes the longest.
   if string.find(entry, key, 1, true) or string.find(entry, hidden, 1, true) then
-    local whole, fields = pcall(cmsgpack.unpack, string.sub(entry, 7))
-    -- The client reports a corrupt one.
-    if key == "" or not whole or type(fields) ~= "table" or fields[2] == key or fields[2] == hidden then
+    local _, fields = pcall(cmsgpack.unpack, string.sub(entry, 7))
+    -- The client reports a corrupt one, of which `fields` is no table.
+    if key == "" or type(fields) ~= "table" or fields[2] == key or fields[2] == hidden then
       reply[#reply + 1] = entry
     end
   end
