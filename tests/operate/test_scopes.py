@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from idemgate import Gate
-from idemgate.core.keys import record
+from idemgate.core.keys import record, scopes
 from idemgate.errors import AttemptsExhausted
+from idemgate.operate.keys import scopes_call
 from tests.operate.conftest import Command
 
 
@@ -89,3 +90,9 @@ def test_the_store_knows_the_other_scope(gate: Gate, command: Command) -> None:
     gate.context.link.run(register_retention(gate.context, "old", 60_000))
     move(command, "old", "new")
     assert gate.context.link.run(register_retention(gate.context, "new", 0)) == 60_000
+
+
+def test_thousands_of_scopes_are_found(gate: Gate, raw: Any) -> None:
+    raw.hset(scopes(gate.namespace), mapping={f"s{n}": 1 for n in range(9_000)})
+    assert {*gate.context.link.run(scopes_call(gate))} == {f"s{n}" for n in range(9_000)}
+    raw.delete(scopes(gate.namespace))

@@ -24,7 +24,7 @@ from idemgate.core import keys
 from idemgate.core.calls import run_plan
 from idemgate.errors import InvalidArgument, StoreUnavailable
 from idemgate.presence import presence
-from idemgate.presence.calls import beat, read_processes
+from idemgate.presence.calls import beat, list_ids, read_processes, read_reports
 from idemgate.presence.compose import Composer
 from idemgate.testing import Clock
 from tests.presence.conftest import Seen, presence_of, report
@@ -394,4 +394,23 @@ def test_a_damaged_report_hides_no_other_one(gate: Gate, raw: Any) -> None:
     found, damaged = run_plan(read_processes(gate.namespace, None), gate.context.link.run_all)
     assert [one.pid for one in found] == [os.getpid()]
     assert damaged == 1
+    raw.delete(stored)
+
+
+def test_thousands_of_processes_are_listed(gate: Gate, raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = keys.presence(gate.namespace)[0]
+    raw.zadd(index, {f"{n:032x}": n for n in range(5_000)})
+    assert [*gate.context.link.run(list_ids(gate.namespace, None))] == [f"{n:032x}" for n in range(5_000)][::-1]
+    # And of more than a reader takes it gets the newest
+    monkeypatch.setattr("idemgate.presence.calls.MAX_PROCESSES", 3)
+    assert [*gate.context.link.run(list_ids(gate.namespace, None))] == [f"{n:032x}" for n in (4_999, 4_998, 4_997)]
+    raw.delete(index)
+
+
+def test_a_report_without_its_place_in_the_index_is_none(gate: Gate, raw: Any) -> None:
+    report(gate)
+    (process,) = gate.context.link.run(list_ids(gate.namespace, None))
+    index, stored = keys.presence(gate.namespace, process)
+    raw.zrem(index, process)
+    assert gate.context.link.run(read_reports(gate.namespace, None, [process])) == [None]
     raw.delete(stored)

@@ -10,4 +10,8 @@ if names.err then
   raise_refusal(names.err)
   return { "foreign", now_ms, "holds another type than a hash" }
 end
-return { "ok", now_ms, unpack(names) }
+local reply = { "ok", now_ms }
+for i, one in ipairs(names) do -- `unpack` takes 8,000 values at most
+  reply[i + 2] = one
+end
+return reply
