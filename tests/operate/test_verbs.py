@@ -41,7 +41,7 @@ from tests.messages import pack_message
 from tests.operate.conftest import Command
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(5)
 
 ROOT = Path(__file__).parents[2]
 

@@ -37,7 +37,7 @@ from tests.scripts.states import (
     ask_theirs,
 )
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(5)
 
 READS = {"topics/peek", "topics/stats", "topics/dead", "topics/messages/list", "topics/reshard/replies",
     "topics/policy", "topics/registry", "topics/versions/read", "topics/audit", "membership/list", "guard/inspect",

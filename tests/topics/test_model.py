@@ -37,7 +37,7 @@ from idemgate.topics.messages import Taken, moment
 from idemgate.topics.topic_calls import TopicCalls
 from tests.topics.model import NEVER, Letter, Model, Rules
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(5)
 
 WEIGHTS = {
     "trigger": 10, "take": 3, "wait_and_take": 6, "settle": 9, "turn": 3, "extend": 1, "cancel": 1, "bury": 1,
