@@ -45,7 +45,7 @@ from idemgate.errors import (
 )  # fmt: skip
 from idemgate.guard.claim_calls import ClaimReply, Renewal, ReplyState
 from idemgate.guard.context import CacheEntry, GuardContext
-from idemgate.guard.current import Execution, get_current, own_wait_error
+from idemgate.guard.current import Execution, is_inside, own_wait_error
 from idemgate.guard.heartbeat import Heartbeat, NoHeartbeat, note_run
 from idemgate.guard.judge import is_last, judge, judge_unguarded
 from idemgate.guard.options import OnceOptions, OnError
@@ -734,7 +734,7 @@ def _note_failure(context: Context, grant: Grant, error: BaseException, ending: 
     if (failure := error if is_final else failure_of(error)) is None:
         return
     # A call inside of a delivery or of another call is repeated with that one, which is reported itself.
-    may_follow = not is_final and ending[0] != UNDO and get_current() is None
+    may_follow = not is_final and ending[0] != UNDO and not is_inside()
     context.activity.note_failure(
         request.options.scope, text_of(request.key), attempt, last_line(failure), 0.0 if may_follow else None,
         is_of_store(failure),

@@ -23,6 +23,7 @@ __all__ = [
     "get_current",
     "get_held",
     "hold",
+    "is_inside",
     "own_wait_error",
     "set_current",
     "set_held",
@@ -260,6 +261,12 @@ def current_claim() -> Execution | None:
     """Return the guarded call that the caller is part of, if it holds its claim, else None."""
     execution = _current.get()
     return execution if execution is not None and execution.holds_claim and not execution.is_orphaned else None
+
+
+def is_inside() -> bool:
+    """Return True if the caller is part of a guarded call or delivery. One that an interrupt left behind is none."""
+    execution = _current.get()
+    return execution is not None and not execution.has_ended and not execution.is_orphaned
 
 
 def own_wait_error(context: Context, request: Request, left_ms: int) -> AlreadyInProgress | None:

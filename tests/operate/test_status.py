@@ -20,6 +20,7 @@ from idemgate import Gate, Trigger
 from idemgate.cli import main
 from idemgate.core import keys
 from idemgate.errors import InvalidArgument
+from idemgate.guard.current import set_current
 from idemgate.operate.snapshot import take_snapshot
 from idemgate.store.context import Runner, Running
 from idemgate.testing import Clock
@@ -195,6 +196,25 @@ def test_a_guarded_call_that_fails_each_time(key: str, gate: Gate, command: Comm
     charge(key)
     report(gate)
     assert look("--only", "poison-message") == Status(0, {})
+
+
+def test_a_call_after_a_block_that_an_interrupt_left_behind_is_not_inside_of_it(gate: Gate, look: Look) -> None:
+    @gate.once(key="{key}", scope="charge")
+    def charge(key: str) -> None:
+        raise KeyError("address")
+
+    def leave_behind() -> None:
+        gate.claim("k1", scope="other").__enter__()
+
+    leave_behind()
+    try:
+        for _ in range(3):
+            with suppress(KeyError):
+                charge("k2")
+    finally:
+        set_current(None)
+    report(gate)
+    assert [*look("--only", "poison-message").findings] == ["poison-message"]
 
 
 def test_no_message_is_at_fault_while_a_server_fails(gate: Gate, look: Look) -> None:
