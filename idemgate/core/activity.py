@@ -48,8 +48,7 @@ class Sampled:
 K = TypeVar("K")
 V = TypeVar("V")
 KEPT = 20
-"""The failures, refused triggers, held keys, outdated keys and adopted policies that a process remembers, of each the
-newest."""
+"""The newest entries of each kind that a process remembers."""
 OFTEN = 3
 """The attempts from which on a message fails often."""
 
@@ -124,9 +123,9 @@ class Activity:
             self.failing.pop((of, key), None)
 
     def list_failures(self) -> list[Failure]:
-        """Return half as many messages that fail often, and the other failures. Of both the newest come first.
+        """Return at most `KEPT` failures: first those of messages that fail often. Of both kinds the newest come first.
 
-        The others need their half: what failed often and then succeeded is still among the former.
+        Half of the places are for other failures, because what failed often may have succeeded since.
         """
         failing = tuple(self.failing.values())[-KEPT // 2 :]
         known = {(one.of, one.key) for one in failing}

@@ -105,8 +105,8 @@ class Process:
         last_minute: Durations of about the last minute, by topic. Empty of a version that does not report them.
         calls: Durations of calls of the store in the last ten minutes, by bucket.
         running: The oldest deliveries and guarded calls that run.
-        failures: Messages and guarded keys that failed often, at most ten, then other failures. Of both the newest
-            first. What failed often may have succeeded since.
+        failures: At most ten messages and guarded keys that failed often. Other failures follow. Of both the newest
+            come first. What failed often may have succeeded since.
         refused: The newest triggers that it refused, the newest first.
         held: The newest keys that it found held, as scope and key. They may be decided by now.
         outdated: The newest keys of which a trigger was dropped with a version: topic, key and group, "" for none.

@@ -393,8 +393,9 @@ class ConsumerContract:
             await self._until(transport.list_dead_letters)
         await self._stop(transport, consumer)
         assert work.runs == ["a"]
-        # A broker may redeliver while the dead letter is sent; then it is sent again
-        assert {*await transport.list_dead_letters()} == ({b"two"} if transport.has_dead_letters else set())
+        letters = await transport.list_dead_letters()
+        assert {*letters} == ({b"two"} if transport.has_dead_letters else set())
+        assert len(letters) <= transport.deliveries["a"] - seen  # one for each delivery
 
     async def test_a_failed_message_is_retried(self, transport: Transport, kind: str) -> None:
         self._require(transport.redelivers, "redelivers no message")
@@ -414,7 +415,10 @@ class ConsumerContract:
         await transport.publish("a", b"one")
         await self._until(transport.list_dead_letters)
         await self._stop(transport, consumer)
-        assert {*await transport.list_dead_letters()} == {b"one"}
+        letters = await transport.list_dead_letters()
+        assert {*letters} == {b"one"}
+        # One for each delivery after the last attempt: a broker may redeliver while it is sent
+        assert len(letters) <= max(1, transport.deliveries["a"] - MAX_ATTEMPTS + 1)
         assert len(work.runs) == MAX_ATTEMPTS
         assert not await self._is_done(transport, "a")
 
