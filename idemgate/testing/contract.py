@@ -49,13 +49,13 @@ __all__ = ["LEASE", "SCOPE", "ConsumerContract", "ContractConsumer", "Handler", 
 
 SCOPE = "consumer-contract"
 """The scope of the guard of each consumer."""
-LEASE = "1s"
-"""The lease of the guard of each consumer. A killed consumer blocks its message for this time."""
+LEASE = "3s"
+"""The lease of the guard of each consumer, which a busy machine renews in time. A killed consumer blocks its message for
+this time."""
 MAX_ATTEMPTS = 3
 """The attempts after which a consumer must give up a message that fails."""
 MAX_REDELIVERIES = 12
-"""The most deliveries of a message that another owner runs for one `LEASE`. A hot loop makes hundreds."""
-
+"""The most deliveries in a second of a message that another owner runs. A hot loop makes hundreds."""
 MAX_WAIT = 2.0
 """The seconds for which another owner runs a message that is redelivered at most `MAX_ATTEMPTS` times."""
 

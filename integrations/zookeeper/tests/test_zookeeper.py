@@ -71,10 +71,11 @@ def divided(*hands: Hand) -> bool:
 
 
 async def test_members_divide_the_slots_and_hand_them_over(join: Join, raw: Any, path: str) -> None:
-    one: Membership = (first := await join()).membership
+    patient = {"ttl": 10}  # nobody is gone because the machine is busy
+    one: Membership = (first := await join(**patient)).membership
     await eventually(lambda: first.assigned == ALL)
     # When others come
-    second, third = await join(), await join()
+    second, third = await join(**patient), await join(**patient)
     await eventually(lambda: divided(first, second, third))
     # Then all agree on who is there, and the server knows who holds what
     names = tuple(sorted(hand.membership.member for hand in (first, second, third)))
