@@ -6,12 +6,14 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgpack
 import pytest
 
 from idemgate import Gate, Trigger
 from idemgate.core.calls import Batch, run_plan
 from idemgate.core.keys import slot_of
 from idemgate.errors import ResultTimeout, TopicInUse, UnexpectedData
+from idemgate.history.calls import find_message_history
 from idemgate.operate.transfer import keep_dead_letters, plan_messages, plan_transfer
 from idemgate.testing import Clock
 from idemgate.topics.dead_letters import PAGE
@@ -297,6 +299,70 @@ def test_a_change_of_slots_ends_it_and_it_goes_on_after(gate: Gate, clock: Clock
     transfer(gate, "old", "new")
     assert (old.stats().pending, old.stats().dead) == (0, 0)
     assert sum(one.message.payload for page in pages(gate, "new", 250) for one in page) == 200
+
+
+@for_each(
+    ("quiet", "is_flushed", "reason"),
+    [("20s", True, "flush"), ("20s", False, "window"), ("10s", False, "quiet"), ("5s", False, "quiet")],
+)
+def test_a_message_that_joins_another_has_the_reason_of_its_time(
+    gate: Gate, clock: Clock, quiet: str, is_flushed: bool, reason: str
+) -> None:
+    # Given a message whose time is behind that of its key in the other topic, the same, or before it
+    old, new = (
+        gate.topic(f"old-{reason}-{quiet}", quiet=quiet, max_delay=None),
+        gate.topic(f"new-{reason}-{quiet}", window="10s"),
+    )
+    old.trigger("k", 1)
+    new.trigger("k", 2)
+    if is_flushed:
+        new.flush()
+    # When they are one
+    transfer(gate, old.name, new.name)
+    # Then it is due for the reason of the earlier time
+    clock.advance("10s")
+    [delivery] = new.take(1)
+    assert delivery.reason == reason
+    new.ack(delivery)
+
+
+def test_the_history_of_the_other_topic_tells_what_it_adopted(gate: Gate, clock: Clock) -> None:
+    # Given keys that the other topic has with a lower version, with a higher one, and not at all
+    old, new = gate.topic("old"), gate.topic("new", history=64)
+    old.trigger_many([Trigger(key, 1, version=3) for key in ("merged", "dropped", "scheduled")])
+    new.trigger("merged", 1, version=2)
+    new.trigger("dropped", 1, version=4)
+    # When they are moved
+    assert transfer(gate, "old", "new") == (2, 1)
+    # Then its history says what became of each
+    for key, told in (("merged", "merged"), ("dropped", "dropped_version"), ("scheduled", "scheduled")):
+        newest = find_message_history(gate.context, key)["new"].transitions[0]
+        assert (newest.what, newest.key, newest.triggers) == (told, key, 1)
+    # And a topic that keeps only what is unusual tells only of the drop
+    plain = gate.topic("plain")
+    plain.trigger("dropped", 1, version=9)
+    transfer(gate, "new", "plain")
+    kept = {key: find_message_history(gate.context, key)["plain"].transitions for key in ("merged", "dropped")}
+    assert {key: [one.what for one in found] for key, found in kept.items()} == {
+        "merged": [], "dropped": ["dropped_version"],
+    }  # fmt: skip
+
+
+@for_each("damage", ["unreadable", "empty", "number"])
+def test_letters_that_are_none_are_refused_before_anything_is_written(gate: Gate, clock: Clock, damage: str) -> None:
+    # Given a dead letter, and another one that is damaged after the client has read it
+    old, new = gate.topic(f"old-{damage}"), gate.topic(f"new-{damage}")
+    old.trigger("k", 1)
+    old.bury("k")
+    [dead] = old.dead.list()
+    key, message, *rest = msgpack.unpackb(dead.stored, raw=True)
+    parts = {"unreadable": None, "empty": [key, b"", *rest], "number": [7, message, *rest]}[damage]
+    [call] = new.open().adopt_letters(old.name, [dead.stored]).calls
+    call.args = (*call.args, b"mark", msgpack.packb(parts, use_bin_type=False))
+    # Then it is named by its place, and the first one is not adopted either
+    with pytest.raises(UnexpectedData, match=f"argument holds corrupt data under {len(call.args)}"):
+        gate.context.link.run(call)
+    assert new.stats().pending == 0
 
 
 # -- interruptions ----------------------------------------------------------------------------------------------------
