@@ -32,6 +32,15 @@ def pages(gate: Gate, name: str, n: int) -> Iterator[list[Any]]:
         after = page.next
 
 
+def calls_of(gate: Gate, name: str, n: int) -> Iterator[list[bytes]]:
+    """Yield the keys that each call for a page of the first slot returns."""
+    after: Position | None = Position()
+    while after is not None:
+        page = gate.context.link.run(gate.topic(name).open().messages(0, after, n))
+        yield [one.raw_key for one in page.messages]
+        after = page.next
+
+
 def transfer(gate: Gate, source: str, to: str, send: Callable[[Any], Any] | None = None) -> Any:
     plan = plan_transfer(gate.topic(source).open(), gate.topic(to).open(), REASON, lambda _: None)
     return run_plan(plan, send or gate.context.link.run_all)
@@ -77,6 +86,21 @@ def test_a_page_goes_on_where_messages_are_gone_and_others_came(gate: Gate, cloc
     topic.cancel("k4")
     topic.trigger("k35", 1, delay="1m")
     assert [one.raw_key for one in next(walk)] == [b"k3", b"k35", b"k5"]
+
+
+def test_a_call_returns_no_more_messages_than_asked_for_behind_deliveries_either(gate: Gate, clock: Clock) -> None:
+    topic = gate.topic("t")
+    topic.trigger_many([(f"k{number}", 1) for number in range(5)])
+    taken = topic.take(5)
+    topic.trigger_many([(f"k{number}", 2) for number in range(5)])
+    assert [len(keys) for keys in calls_of(gate, "t", 2)] == [2, 2, 1]
+    topic.ack(taken)
+
+
+def test_a_call_returns_a_message_that_is_larger_than_its_room(gate: Gate, clock: Clock) -> None:
+    topic, drawn = gate.topic("t"), random.Random(1)
+    topic.trigger_many([Trigger(f"k{number}", drawn.randbytes(200_000), delay="1m") for number in range(3)])
+    assert list(calls_of(gate, "t", 50)) == [[b"k0"], [b"k1"], [b"k2"]]
 
 
 def test_a_page_of_large_messages_is_short_and_all_are_found(gate: Gate, clock: Clock) -> None:

@@ -69,12 +69,12 @@ while sets[number] and not full do
     if bytes == 0 and number < 4 then
       return { "foreign", now_ms, missing_entry(set, found[i]) }
     end
-    size = size + bytes
-    if bytes > 0 and (#reply == 5 + 5 * most or size > max_read and #reply > 5) then
-      full = true
-      break
-    end
     if bytes > 0 then
+      size = size + bytes
+      if #reply == 5 + 5 * most or size > max_read and #reply > 5 then
+        full = true
+        break
+      end
       for _, value in ipairs({ number, found[i + 1], found[i], key, redis.call("HGET", hash, key) }) do
         reply[#reply + 1] = value
       end
@@ -83,9 +83,7 @@ while sets[number] and not full do
     reply[3], reply[4], reply[5] = number, score, last
   end
   full = full or room == 0 or #reply == 5 + 5 * most
-  if not full then
-    number, score, last = number + 1, "", ""
-  end
+  number, score, last = number + 1, "", ""
 end
 if not full then
   reply[3], reply[4], reply[5] = 0, "", ""
