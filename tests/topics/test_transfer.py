@@ -19,6 +19,7 @@ from idemgate.testing import Clock
 from idemgate.topics.dead_letters import PAGE
 from idemgate.topics.messages import Position
 from tests.for_each import for_each
+from tests.waiting import subscribed
 
 REASON = "moved"
 
@@ -241,6 +242,28 @@ def test_it_joins_a_message_at_the_earlier_time(gate: Gate, clock: Clock) -> Non
     transfer(gate, "old", "new")
     assert (new.stats().waiting, new.peek("old").pending.payload) == (1, 5)
     new.ack(taken)
+
+
+def test_workers_of_the_other_topic_hear_of_an_earlier_time(gate: Gate, raw: Any, clock: Clock) -> None:
+    old, new = gate.topic("old"), gate.topic("new")
+    new.trigger("later", 1, delay="1h")
+    old.trigger("k", 1)
+    [scheduled] = raw.scan_iter(f"*{gate.namespace}:*:new:*:scheduled")
+    with subscribed(raw, scheduled) as heard:
+        transfer(gate, "old", "new")
+        hint = heard.get_message(timeout=30)
+    assert int(hint["data"]) == round(new.next_due().timestamp() * 1000)
+
+
+def test_what_is_remembered_of_a_moved_version_expires_beside_event_ids(gate: Gate, raw: Any, clock: Clock) -> None:
+    # Given a topic that remembers an event for longer than a transfer is remembered
+    old, new = gate.topic("old"), gate.topic("new", dedup_retention="7d")
+    new.trigger("other", 1, event_id="e")
+    old.trigger("k", 1, version=3)
+    transfer(gate, "old", "new")
+    found = {key: raw.pttl(key) for key in raw.scan_iter(f"*{gate.namespace}:*:new:*:dedup*")}
+    assert len(found) == 2
+    assert all(0 < left <= 9 * 86_400_000 for left in found.values()), found
 
 
 def test_a_message_of_a_lower_version_is_dropped_and_counted(gate: Gate, clock: Clock) -> None:
