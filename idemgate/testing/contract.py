@@ -50,8 +50,9 @@ __all__ = ["LEASE", "SCOPE", "ConsumerContract", "ContractConsumer", "Handler", 
 SCOPE = "consumer-contract"
 """The scope of the guard of each consumer."""
 LEASE = "3s"
-"""The lease of the guard of each consumer, which a busy machine renews in time. A killed consumer blocks its message for
-this time."""
+"""The lease of the guard of each consumer, which a busy machine renews in time.
+
+A killed consumer blocks its message for this time."""
 MAX_ATTEMPTS = 3
 """The attempts after which a consumer must give up a message that fails."""
 MAX_REDELIVERIES = 12

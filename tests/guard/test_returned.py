@@ -19,6 +19,7 @@ from idemgate import Gate, InvalidArgument, KeyReused
 from idemgate.core.codec.storable import find_unstorable
 from idemgate.errors import ResultUnavailable
 from tests.for_each import for_each
+from tests.security import decoders
 
 pytestmark = pytest.mark.one_in(3)
 
@@ -120,6 +121,15 @@ async def test_a_model_without_an_annotation_is_logged_once(face: Any, caplog: p
 @dataclass
 class Paid:
     id: str
+
+
+@dataclass
+class Line:
+    """`tests.security.decoders` has another one."""
+
+
+class Sheet(pydantic.BaseModel, Generic[T]):
+    lines: list[T] = []
 
 
 class Receipt(pydantic.BaseModel):
@@ -310,6 +320,28 @@ async def test_a_model_of_a_class_in_a_function_needs_a_key(face: Any) -> None:
         await face.once(key="{event.id}", fingerprint=["event"], scope="s")(handle)(Local("1"))
     assert face.gate.counters["once.started"] == 0
     await face.once(key="{event.id}", scope="s")(handle)(Local("1"))
+
+
+async def test_models_of_one_generic_model_are_different_calls(face: Any) -> None:
+    # Given two empty pages of classes with one short name
+    mine, other = Sheet[Line](), Sheet[decoders.Line]()
+    ran = list[Any]()
+    every = face.once(scope="all")(lambda page: ran.append(type(page)))
+    checked = face.once(key=lambda page: "k", scope="checked", fingerprint=["page"])(lambda page: None)
+    # Then they are two calls, two fingerprints, and two items of a union
+    for page in (mine, other, mine):
+        await every(page)
+    assert ran == [type(mine), type(other)]
+    await checked(mine)
+    with pytest.raises(KeyReused):
+        await checked(other)
+    with pytest.raises(KeyReused):
+        await face.claim("k", scope="checked", fingerprint=other)
+    topic = face.topic("t", merge="union")
+    await topic.trigger_many([("k", [mine]), ("k", [other]), ("k", [mine])])
+    [delivery] = await topic.take(1)
+    assert len(delivery.payload) == 2
+    await topic.ack(delivery)
 
 
 async def test_calls_with_different_models_are_different_calls(face: Any) -> None:

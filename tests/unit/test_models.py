@@ -7,7 +7,7 @@ import inspect
 import sys
 import types
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -39,6 +39,7 @@ from idemgate.core.codec.restoring import restore
 from idemgate.core.codec.state import StoredModel
 from idemgate.errors import DecodeError, InvalidArgument
 from tests.for_each import for_each
+from tests.security import decoders
 
 CODEC = Codec()
 T = TypeVar("T")
@@ -350,6 +351,10 @@ class Lines(pydantic.RootModel[list[Line]]):
 
 class Wrapped(pydantic.BaseModel, Generic[T]):
     inside: T
+
+
+class Listed(pydantic.BaseModel, Generic[T]):
+    items: list[T] = []
 
 
 class Chain(pydantic.BaseModel, Generic[T]):
@@ -680,6 +685,23 @@ def test_a_class_whose_name_others_may_have_identifies_nothing(value: Any) -> No
     with pytest.raises(InvalidArgument, match=r"a name that another class may have.*Define the class at the top"):
         digest({"a": [value]}, name="fingerprint")
     digest([Wrapped[int](inside=1), Box(Kind.ONE), Size.SMALL.value, Meta.Inner(1)])
+
+
+@pytest.mark.parametrize("make", [lambda of: of, lambda of: list[of], lambda of: of | None, lambda of: Wrapped[of]])
+def test_a_generic_model_is_identified_by_the_modules_of_its_arguments(make: Callable[[Any], Any]) -> None:
+    # Given one model of two classes with one short name, which shows none of them in its values
+    mine, other = Listed[make(Line)](), Listed[make(decoders.Line)]()
+    assert type(mine).__qualname__ == type(other).__qualname__
+    # Then they are two values, and each comes back as its class
+    assert digest(mine) != digest(other)
+    assert digest(mine) == digest(Listed[make(Line)]())
+    for value in (mine, other):
+        assert type(restore(CODEC.decode_stored(CODEC.encode(value)), type(value))) is type(value)
+    # And a class of a function as its argument identifies nothing
+    local = Listed[make(type(of_function("model")))]()
+    with pytest.raises(InvalidArgument, match="a name that another class may have"):
+        digest(local, name="fingerprint")
+    digest([Listed[Any](), Listed[None](), Listed[int | None](), Listed[Annotated[int, 1]](), Listed[Literal["a"]]()])
 
 
 class Meta:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cached_property
-from types import MemberDescriptorType
-from typing import Any, Generic, NamedTuple, cast
+from types import MemberDescriptorType, NoneType
+from typing import Annotated, Any, Generic, Literal, NamedTuple, cast, get_args, get_origin
 
 from idemgate.core.scopes import module_of
 
@@ -55,8 +56,25 @@ class StoredEnum(NamedTuple):
 
 
 def class_name(cls: type) -> str:
-    """Return the module and qualified name of a class. A module that runs as a program has its importable name."""
+    """Return the module and qualified name of a class. A module that runs as a program has its importable name.
+
+    A model `Page[Item]` of pydantic names the module of `Item`, too: two classes may have that short name.
+    """
+    generic: Any = cls.__dict__.get("__pydantic_generic_metadata__")
+    if generic and generic["args"]:
+        return f"{class_name(generic['origin'])}[{', '.join(map(_argument_name, generic['args']))}]"
     return f"{module_of(cls) or cls.__module__}:{cls.__qualname__}"
+
+
+def _argument_name(argument: Any) -> str:
+    origin = get_origin(argument)
+    if origin is Annotated:
+        return _argument_name(get_args(argument)[0])
+    if origin is not None and origin is not Literal:
+        return f"{_argument_name(origin)}[{', '.join(map(_argument_name, get_args(argument)))}]"
+    if isinstance(argument, type) and argument.__module__ != "builtins":
+        return class_name(argument)
+    return getattr(argument, "__qualname__", None) or repr(argument)
 
 
 def holds_fields(kind: Any) -> bool:
@@ -108,14 +126,24 @@ def takes_extras(kind: Any) -> bool:
 def is_found_by_name(cls: Any) -> bool:
     """Return False for a class whose name another class may have: one that its module does not have under its name.
 
-    Such are the classes that a function defines. A generic model of pydantic counts by the model that it is made from.
+    Such are the classes that a function defines. A model `Page[Item]` of pydantic counts by `Page` and `Item`.
     """
     generic: Any = cls.__dict__.get("__pydantic_generic_metadata__")
-    cls = (generic and generic["origin"]) or cls
+    if generic and generic["args"]:
+        return all(map(is_found_by_name, [generic["origin"], *_argument_classes(generic["args"])]))
     found: Any = sys.modules.get(cls.__module__)
     for step in cls.__qualname__.split("."):
         found = getattr(found, step, None)
     return found is cls or not (found is None or isinstance(found, type))  # a function: a decorator replaced the class
+
+
+def _argument_classes(arguments: Iterable[Any]) -> Iterator[type]:
+    """Yield the classes that type arguments name, such as `Item` for `list[Item] | None`."""
+    for argument in arguments:
+        if get_args(argument):
+            yield from _argument_classes(get_args(argument))
+        elif isinstance(argument, type) and argument is not NoneType:
+            yield argument
 
 
 def _is_of_c(kind: type) -> bool:
