@@ -21,7 +21,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
 from functools import partial
-from inspect import Parameter, Signature, isabstract, iscoroutinefunction, ismethod, isroutine, signature
+from inspect import Parameter, Signature, isabstract, iscoroutinefunction, ismethod, isroutine, signature, unwrap
 from string import Formatter
 from types import ModuleType, UnionType
 from typing import Any, Generic, Protocol, TypeVar, cast, get_origin, overload
@@ -536,7 +536,7 @@ def _unwrap(func: Callable[..., object]) -> Callable[..., object]:
 class Arguments:
     """The parameters of `func`. Raises ValueError or TypeError for some builtins, as `inspect.signature` does."""
 
-    __slots__ = ("_finds", "_rest", "hints", "names", "of_method")
+    __slots__ = ("_finds", "_held", "_rest", "hints", "names", "of_method")
 
     def __init__(self, func: Callable[..., object]) -> None:
         func = _unwrap(func)
@@ -544,7 +544,8 @@ class Arguments:
         named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
         self.hints: dict[str, Any] = type_hints(func)
         self.names: tuple[str, ...] = tuple(parameter.name for parameter in parameters)
-        self._finds = {p.name: _find(at, p, named) for at, p in enumerate(parameters)}
+        self._held = {name: value for name, value in _held_keywords(func).items() if name not in named}
+        self._finds = {p.name: _find(at, p, named, self._held) for at, p in enumerate(parameters)}
         self._rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         self.of_method: bool = _takes_self(func, self.names)
 
@@ -554,7 +555,7 @@ class Arguments:
         With `**kwargs` every name is accepted, and a missing argument raises TypeError at the call.
         """
         found = self._finds.get(name)
-        return _find_extra(name) if found is None and self._rest else found
+        return _find_extra(name, self._held) if found is None and self._rest else found
 
     def all(self, instance: object, args: Args, kwargs: Kwargs) -> dict[str, Any]:
         """Return all arguments by name with their defaults, without the instance or class of a method."""
@@ -577,11 +578,21 @@ class _MessageArgument(Arguments):
         return self._finds.get(name)
 
 
-def _find(at: int, parameter: Parameter, named: frozenset[str]) -> Find:
+def _held_keywords(func: Callable[..., object]) -> dict[str, Any]:
+    """Return the keywords that a partial holds: those of `**kwargs` are no defaults in its signature."""
+    held = dict[str, Any]()
+    while isinstance(func := unwrap(func), partial):
+        held, func = func.keywords | held, func.func
+    return held
+
+
+def _find(at: int, parameter: Parameter, named: frozenset[str], held: Kwargs) -> Find:
     if parameter.kind is parameter.VAR_POSITIONAL:
         return lambda instance, args, _: (args if instance is None else (instance, *args))[at:]
     if parameter.kind is parameter.VAR_KEYWORD:
-        return lambda _instance, _args, kwargs: {name: value for name, value in kwargs.items() if name not in named}
+        return lambda _instance, _args, kwargs: {
+            name: value for name, value in ({**held, **kwargs} if held else kwargs).items() if name not in named
+        }
     return _find_one(at, parameter)
 
 
@@ -610,11 +621,12 @@ def _find_one(at: int, parameter: Parameter) -> Find:
     return find
 
 
-def _find_extra(name: str) -> Find:
+def _find_extra(name: str, held: Kwargs) -> Find:
     def find(_instance: object, _args: Args, kwargs: Kwargs) -> Any:
-        if name not in kwargs:
+        value = kwargs.get(name, held.get(name, _MISSING))
+        if value is _MISSING:
             raise TypeError(f"missing a keyword argument: {name!r}")
-        return kwargs[name]
+        return value
 
     return find
 

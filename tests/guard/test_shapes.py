@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, InvalidArgument, current
+from idemgate import Gate, InvalidArgument, KeyReused, current
 
 pytestmark = pytest.mark.one_in(3)
 
@@ -232,6 +232,38 @@ async def test_without_a_key_all_arguments_count_and_a_method_is_refused(gate: G
             with pytest.raises(InvalidArgument, match=rf"is an? {kind}"):
                 decorate(func)
     assert len(ran) == 3
+
+
+async def test_the_keywords_of_a_partial_count_as_arguments(face: Any) -> None:
+    def send(order: str, /, **options: str) -> None:
+        ran.append((order, options))
+
+    def refund(order: str, *, channel: str) -> None:
+        ran.append((order, {"channel": channel}))
+
+    for work, key in ((send, None), (send, "{order}:{channel}"), (send, "{order}:{options[channel]}"), (refund, None)):
+        ran.clear()
+        scope = f"{work.__name__}-{len(key or '')}"
+        by_sms, by_mail = (
+            face.once(key=key, scope=scope)(functools.partial(functools.partial(work, channel="old"), channel=channel))
+            for channel in ("sms", "mail")
+        )
+        # When they are called with the keyword that they hold, and with another one
+        for guarded in (by_sms, by_mail):
+            await guarded("o1")
+        await by_sms("o1", channel="mail")
+        await by_sms("o1", channel="sms")
+        await by_sms("o1", channel="fax")
+        # Then a call is one with its keyword, whoever gave it
+        assert ran == [("o1", {"channel": channel}) for channel in ("sms", "mail", "fax")]
+    # And a fingerprint sees it
+    checked = [
+        face.once(key="{order}", fingerprint=["options"], scope="checked")(functools.partial(send, channel=channel))
+        for channel in ("sms", "mail")
+    ]
+    await checked[0]("o1")
+    with pytest.raises(KeyReused):
+        await checked[1]("o1")
 
 
 class Plain:
