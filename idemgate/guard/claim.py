@@ -248,8 +248,12 @@ class BaseClaim:
     def _completion(self, result: object, retention: Duration | None) -> Completion:
         """Return the record, owner, token, retention (ms) and encoded result of a completion."""
         request, options = self._request, self._request.options
-        retention_ms = options.retention if retention is None else milliseconds(retention, "retention")
-        return request.record[0], request.owner, self._reply.token, retention_ms, options.codec.encode(result, "result")
+        data = options.codec.encode(result, "result")
+        if retention is None:
+            return request.record[0], request.owner, self._reply.token, options.retention, data
+        retention_ms = milliseconds(retention, "retention")
+        register_scope(self._context, options.scope, retention_ms)  # `gate.resolve` keeps a key as long as the longest
+        return request.record[0], request.owner, self._reply.token, retention_ms, data
 
     def _build_completion(self, result: object, retention: Duration | None) -> Call[bool]:
         """Build the call that completes the claim."""

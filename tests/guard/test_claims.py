@@ -528,7 +528,7 @@ async def test_resolved_as_done_a_held_key_gives_the_result_and_its_zombie_is_lo
     assert (await face.claim("k")).started
 
 
-@pytest.mark.parametrize("kind", ["claim", "batch", "once"])
+@pytest.mark.parametrize("kind", ["claim", "batch", "once", "complete", "complete_many"])
 async def test_resolved_as_done_a_key_stays_done_for_the_longest_retention_of_its_scope(
     face: Any, clock: Clock, url: str, namespace: str, raw: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -542,6 +542,12 @@ async def test_resolved_as_done_a_key_stays_done_for_the_longest_retention_of_it
         elif kind == "claim":
             with program.claim(f"other {retention}", scope="pay", retention=retention):
                 pass
+        elif kind == "complete":
+            with program.claim(f"other {retention}", scope="pay") as claim:
+                claim.complete(retention=retention)
+        elif kind == "complete_many":
+            with program.claim_many([f"other {retention}"], scope="pay") as claims:
+                program.complete_many([(claims[0], None)], retention=retention)
         else:
             with program.claim_many([f"other {retention}"], scope="pay", retention=retention):
                 pass
