@@ -10,6 +10,8 @@ import functools
 import io
 import itertools
 import sqlite3
+import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -180,7 +182,8 @@ class Holder:
 
 AROUND: list[Callable[[Any], Any]] = [
     lambda it: [1, it], lambda it: (it,), lambda it: {"a": [it]}, lambda it: {it}, Holder,
-    lambda it: [object(), Holder(it)],
+    lambda it: [object(), Holder(it)], lambda it: deque([it]), lambda it: {"a": it}.values(),
+    lambda it: types.SimpleNamespace(a=it),
 ]  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections import abc
+from collections import abc, deque
 from collections.abc import Iterator
 from enum import Enum
 from types import NoneType
@@ -111,11 +111,16 @@ def _walk(value: object) -> Iterator[Any]:
             left += _members(item)
 
 
+_CONTAINERS: tuple[type[Any], ...] = (list, tuple, set, frozenset, deque, type({}.values()))
+
+
 def _members(item: Any) -> list[Any]:
     if isinstance(item, dict):
         return [*item.keys(), *item.values()]
-    if isinstance(item, (list, tuple, set, frozenset)):
+    if isinstance(item, _CONTAINERS):
         return [*item]
+    if isinstance(item, types.SimpleNamespace):
+        return [*vars(item).values()]
     try:
         model = read_state(item)
     except Exception:  # noqa: BLE001 - code of the user, and the result is not stored anyhow
