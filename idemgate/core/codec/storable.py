@@ -111,7 +111,7 @@ def _walk(value: object) -> Iterator[Any]:
             left += _members(item)
 
 
-_CONTAINERS: tuple[type[Any], ...] = (list, tuple, set, frozenset, deque, type({}.values()))
+_CONTAINERS: tuple[type[Any], ...] = (list, tuple, set, frozenset, deque, type({"": ""}.values()))
 
 
 def _members(item: Any) -> list[Any]:
