@@ -136,12 +136,14 @@ def _exact(value: object, name: str) -> Fraction | int:
     return Fraction(repr(float(value))) * 1000  # as written: 0.001 is exactly 1 ms
 
 
-def _parse(text: str, name: str) -> Fraction:
+@functools.lru_cache(maxsize=256)  # a program writes few texts, and passes them to each claim or trigger
+def _parse(text: str, name: str) -> Fraction | int:
     found = _TEXT.fullmatch(text)
     if found is None or found.lastindex is None:
         raise InvalidArgument(name, text, "is not a duration", _FIX)
     numbers = zip(found.groups(), _UNITS.values(), strict=True)
-    return sum((Fraction(number) * unit for number, unit in numbers if number is not None), Fraction(0))
+    exact = sum((Fraction(number) * unit for number, unit in numbers if number is not None), Fraction(0))
+    return exact.numerator if exact.denominator == 1 else exact
 
 
 def parse_seconds(text: str, name: str, *, zero: bool = False) -> float:

@@ -162,7 +162,8 @@ def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOpt
     if unknown := options.keys() - GuardOptions.__annotations__.keys():
         raise TypeError(f"{caller}() got an unexpected keyword argument {min(unknown)!r}")
     for name, choices in _CHOICES.items():
-        check_choice(name, options.get(name, get_args(choices)[0]), choices)
+        if name in options:
+            check_choice(name, options.get(name), choices)
     on_done, on_error = options.get("on_done"), options.get("on_error", "release")
     if on_done is not None:
         check_choice("on_done", on_done, OnDone)
