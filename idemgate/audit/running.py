@@ -355,7 +355,8 @@ def _judge_calls(snapshot: Snapshot) -> Iterator[Finding]:
     for one in snapshot.processes:
         for work in one.running:
             of_scope = work.max_run is not None  # else it is of a topic, or a version that does not report `max_run`
-            if _ran_for(one, work) >= _most_seconds(work.max_run or 0) and (of_scope or _runs_long(one, work)):
+            most_seconds = work.max_run / 1000 if work.max_run else limit_of("calls-hang")
+            if _ran_for(one, work) >= most_seconds and (of_scope or _runs_long(one, work)):
                 found[work.of, of_scope].append((work.since, one.name, work))
     for (of, of_scope), hanging in found.items():
         since, process, oldest = min(hanging, key=lambda one: one[0])
@@ -370,10 +371,6 @@ def _judge_calls(snapshot: Snapshot) -> Iterator[Finding]:
 def _ran_for(process: Process, work: RunningWork) -> float:
     """Return for how many seconds the work ran at its process's report. It may have ended since."""
     return (process.seen_at - work.since).total_seconds()
-
-
-def _most_seconds(max_run: int) -> float:
-    return max_run / 1000 or limit_of("calls-hang")
 
 
 def _group(name: str) -> dict[str, str]:
@@ -445,16 +442,13 @@ def _judge_refused(snapshot: Snapshot) -> Iterator[Finding]:
 
 def _judge_lapses(snapshot: Snapshot) -> Iterator[Finding]:
     """Judge leases of workers that died. One death lapses at most what a worker holds."""
-    lapsed = sum(one.counters["worker.lapsed"].last_10_minutes for one in snapshot.processes if _has_lapsed(one))
+    counted = [one.counters["worker.lapsed"] for one in snapshot.processes if "worker.lapsed" in one.counters]
+    lapsed = sum(counter.last_10_minutes for counter in counted)
     places = max((one.places for one in snapshot.processes), default=0) or _MANY_PLACES
     if lapsed > places * limit_of("deliveries-lapse"):
         what = f"{lapsed} deliveries of workers that died came back in ten minutes"
         mend = verb_line("worker", "ls")
         yield Finding("deliveries-lapse", "", what, mend, numbers={"number": lapsed})
-
-
-def _has_lapsed(process: Process) -> bool:
-    return "worker.lapsed" in process.counters
 
 
 def _judge_clocks(snapshot: Snapshot) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import math
 import os
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -86,17 +87,10 @@ def factor(text: str) -> float:
     """Parse a positive number; "max" is infinity."""
     if text == "max":
         return math.inf
-    number = _number(text) or 0.0
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a positive number nor max")
-    return number
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a positive number nor max")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -72,7 +72,7 @@ def status(options: argparse.Namespace) -> int:
 
 
 def _show_snapshot(snapshot: Snapshot, options: argparse.Namespace) -> int:
-    found = [one for one in findings(snapshot) if options.only is None or _is_about(one, options.only)]
+    found = [one for one in findings(snapshot) if options.only in (None, one.kind, one.of, one.where, one.key)]
     complete = _completer(options)
     if options.json:
         completed = [finding_as_facts(one) | {"mend": complete(one.mend)} for one in found]
@@ -94,10 +94,6 @@ def _show_again(gate: Gate, options: argparse.Namespace, before: Snapshot | None
         print(f"idemgate: {one_line(error)}", file=sys.stderr)
         return 1, before
     return _show_snapshot(snapshot, options), snapshot
-
-
-def _is_about(finding: Finding, name: str) -> bool:
-    return name in (finding.kind, finding.of, finding.where, finding.key)
 
 
 def _completer(options: argparse.Namespace) -> Callable[[str], str]:

@@ -61,7 +61,7 @@ def serve(options: argparse.Namespace) -> int:
         # 0.0.0.0 is no name for a browser: other sites would use it to reach this machine.
         own = [*options.host, "localhost"][0] if host in _ALL else host
         page = app(gate, access=access, hosts=[*LOCAL, own, *options.host])
-        print(f"http://{_bracket(own)}:{listening.getsockname()[1]}/", flush=True)
+        print(f"http://{f'[{own}]' if ':' in own else own}:{listening.getsockname()[1]}/", flush=True)
         print("Ctrl-C ends it", file=sys.stderr)
         serve_until_signal(page, listening)  # it raises the signal again when it has stopped; `watching` notes it
     return 0
@@ -75,10 +75,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _bracket(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _listen(host: str, port: int, address: str) -> socket.socket:

@@ -119,7 +119,7 @@ class DefaultScopes:
 
     def add(self, scope: str, func: Callable[..., object], key: _KeySpec) -> _KeySpec:
         """Add a function that takes a default scope. Return its key, which for a method watches the classes."""
-        known = self._functions.get(scope, _no_function)()
+        known = self._functions.get(scope, lambda: None)()
         if known is not None and known is not func:
             self._warn(scope, "another function has this scope")
         try:
@@ -142,10 +142,6 @@ class DefaultScopes:
                 "once.scope_shared scope=%s: %s, so they get each other's results. Pass scope=, or put into the key "
                 "what tells them apart", scope, reason, extra={"scope": scope, "reason": reason},
             )  # fmt: skip
-
-
-def _no_function() -> None:
-    return None
 
 
 class _MethodKey:

@@ -46,7 +46,7 @@ class LocalGuard:
         """Claim a key in this process. Return its run, which the caller keeps, or what a store would have answered."""
         [record] = request.record
         with self._lock:
-            owner = self._running.get(record, _no_owner)()
+            owner = self._running.get(record, lambda: None)()
             if owner is not None:
                 return _answer(request, owner.fingerprint, request.options.lease)
             ended = self._ended.get(record)
@@ -74,10 +74,6 @@ class LocalGuard:
                 self._bytes += len(result)
             while len(self._ended) > LIMIT or self._bytes > MAX_BYTES:
                 self._bytes -= len(self._ended.popitem(last=False)[1].result)
-
-
-def _no_owner() -> None:
-    """Stand for the owner of a key that does not run."""
 
 
 def _answer(request: Request, fingerprint: bytes, left_ms: int, kind: bytes = b"", result: bytes = b"") -> ClaimReply:

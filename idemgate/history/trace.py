@@ -99,7 +99,7 @@ def trace_event(context: Context, event_id: Key, topic: str | None, key: Key | N
     if topic is not None and topic not in [entry.name for entry in entries]:
         raise InvalidArgument("topic", topic, "no such topic in the store", "List the topics: idemgate topic ls")
     sought = [entry for entry in entries if topic in (None, entry.name)]
-    traced = [entry for entry in sought if entry.decode(_keeps_all)]
+    traced = [one for one in sought if one.decode(lambda stored: from_stored(stored, DEFAULT)).history is not None]
     raw_key = b"" if key is None else keys.raw(key)
     found, since = list[EventTrace](), dict[str, datetime]()
     for entry in traced:
@@ -110,15 +110,8 @@ def trace_event(context: Context, event_id: Key, topic: str | None, key: Key | N
     ids = [by for trace in found for by in (trace.by, *(one.by for one in trace.deliveries))]
     names = yield from ask_names(context, ids)
     untraced = tuple(entry.name for entry in sought if entry not in traced)
-    return EventTraces(tuple(_with_names(trace, names) for trace in sorted(found, key=_time)), since, untraced)
-
-
-def _keeps_all(stored: bytes) -> bool:
-    return from_stored(stored, DEFAULT).history is not None
-
-
-def _time(trace: EventTrace) -> datetime:
-    return trace.at
+    found.sort(key=lambda trace: trace.at)
+    return EventTraces(tuple(_with_names(trace, names) for trace in found), since, untraced)
 
 
 def _follow(
@@ -126,14 +119,10 @@ def _follow(
 ) -> Iterator[EventTrace]:
     """Yield the traces of an event among the transitions of a topic, the oldest first."""
     for n, one in enumerate(transitions):
-        if one.event and one.event in {_mark(event_id, key) for key in (raw_key, one.raw_key) if key}:
+        if one.event and one.event in {keys.event(event_id, key, b"")[:16] for key in (raw_key, one.raw_key) if key}:
             status, later = one.what, [later for later in transitions[n + 1 :] if later.raw_key == one.raw_key]
             deliveries, outcome = _deliveries(one.serial, later) if status in _ACCEPTED else ((), None)
             yield EventTrace(entry.name, one.key, one.at, one.by, status, deliveries, outcome)
-
-
-def _mark(event_id: Key, raw_key: bytes) -> bytes:
-    return keys.event(event_id, raw_key, b"")[:16]
 
 
 def _deliveries(serial: int, transitions: Iterable[Transition]) -> tuple[tuple[TracedDelivery, ...], str | None]:

@@ -94,7 +94,4 @@ def acts_call(gate: Gate, n: int) -> Call[list[Act]]:
 def record_call(gate: Gate, who: str, what: str, why: str, subject: Subject | None = None) -> Call[None]:
     """Build the call that records an act."""
     args = (stamp(gate.context.clock), new_id(), pack_act(who, what, why, subject or Subject()), KEPT_ACTS)
-    return call("operate/record", (keys.acts(gate.namespace),), args, _read_nothing)
-
-
-def _read_nothing(_: list[Any]) -> None: ...
+    return call("operate/record", (keys.acts(gate.namespace),), args, lambda _: None)

@@ -34,15 +34,11 @@ _DEFAULTS = ("claim", "first")
 def find_records(gate: Gate, key: str, scope: str | None) -> dict[str, Record]:
     """Return the records of a key by scope, also absent ones: of this scope, or of all that the store knows."""
     link = gate.context.link
-    wanted = [scope] if scope is not None else sorted({*_stored_scopes(gate), *_DEFAULTS})
+    wanted = [scope] if scope is not None else sorted({*link.run(scopes_call(gate)), *_DEFAULTS})
     claims = Claims(gate.namespace, gate.context.clock)
     requests = [claims.inspect((record(gate.namespace, one, key),)) for one in wanted]
     found: list[Record] = link.run_all(Batch(requests, list))
     return dict(zip(wanted, found, strict=True))
-
-
-def _stored_scopes(gate: Gate) -> list[str]:
-    return gate.context.link.run(scopes_call(gate))
 
 
 def scopes_call(gate: Gate) -> Call[list[str]]:

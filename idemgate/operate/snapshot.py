@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from idemgate.audit.running import limit_of
@@ -247,7 +247,4 @@ def _failing(topic: str, key: str, seen: Peek, error: str) -> list[FailingMessag
 
 
 def _newest(processes: Sequence[Process]) -> list[WorkFailure]:
-    def at(one: WorkFailure) -> datetime:
-        return one.at
-
-    return sorted((one for process in processes for one in process.failures), key=at, reverse=True)
+    return sorted((one for process in processes for one in process.failures), key=lambda one: one.at, reverse=True)

@@ -37,17 +37,13 @@ def plan_messages(calls: TopicCalls, after: Position, n: int) -> Plan[PendingPag
         # What is beyond the end of one page may follow messages of that slot which are not read yet.
         end, now_ms = min((page.next for page in pages if page.next), default=None), pages[0].now_ms
         known = [one for page in pages for one in page.messages if end is None or one.position <= end]
-        found += sorted(known, key=_position)
+        found += sorted(known, key=lambda one: one.position)
         if len(found) >= n or end is None:
             return _cut_page(found, n, end, now_ms)
         after = end
     if not now_ms:
         raise _changing(calls.name)
     return _cut_page(found, n, after, now_ms)
-
-
-def _position(one: PendingMessage) -> Position:
-    return one.position
 
 
 def _cut_page(found: list[PendingMessage], n: int, end: Position | None, now_ms: int) -> PendingPage:

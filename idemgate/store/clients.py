@@ -223,13 +223,11 @@ class _Vote:
 
     def failure(self) -> Exception:
         """Return the error of a search without an answer. It quotes no setting."""
-        return self._refusal or _no_master(self._sentinels, self._service)
-
-
-def _no_master(sentinels: Any, service: str) -> MasterNotFoundError:
-    settings = [one.connection_pool.connection_kwargs for one in sentinels.sentinels]
-    addresses = ", ".join(f"{one['host']}:{one['port']}" for one in settings)
-    return MasterNotFoundError(f"No master found for {service!r} by any of the sentinels {addresses}")
+        if self._refusal is not None:
+            return self._refusal
+        settings = [one.connection_pool.connection_kwargs for one in self._sentinels.sentinels]
+        addresses = ", ".join(f"{one['host']}:{one['port']}" for one in settings)
+        return MasterNotFoundError(f"No master found for {self._service!r} by any of the sentinels {addresses}")
 
 
 def _sentinel_master(sentinel: Any, endpoint: Endpoint, settings: dict[str, Any]) -> Any:

@@ -29,13 +29,10 @@ def probe_of(key: bytes) -> list[bytes]:
 def takes_plain(replies: Sequence[Any]) -> bool | None:
     """Return whether a server with these replies to the probe has the commands. None: it cannot tell now."""
     errors = [reply for reply in replies if isinstance(reply, Exception)]
-    if any(isinstance(error, rx.OutOfMemoryError) or is_transient(error) or _is_about_key(error) for error in errors):
-        return None
+    for error in errors:
+        if isinstance(error, rx.OutOfMemoryError) or is_transient(error) or str(error).startswith("WRONGTYPE"):
+            return None
     return not errors
-
-
-def _is_about_key(error: Exception) -> bool:
-    return str(error).startswith("WRONGTYPE")
 
 
 def join_plain(calls: Sequence[PerKeyCall[Any]]) -> tuple[bytes, int]:

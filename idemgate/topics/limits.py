@@ -157,8 +157,10 @@ def update_limit(adaptive: Adaptive, state: Limit, event: HandlerEnd) -> Limit:
     state = state._replace(usual=_learn_usual(adaptive, state))
     if slow:
         return _decrease(adaptive, state, event.ended)
-    used = state.most_running >= state.limit
-    return _start_window(state, min(adaptive.most, _increase(state)) if used else state.limit, event.ended)
+    if state.most_running < state.limit:  # it was not used up
+        return _start_window(state, state.limit, event.ended)
+    larger = 2 * state.limit if state.doubling else state.limit + 1
+    return _start_window(state, min(adaptive.most, larger), event.ended)
 
 
 def _count_end(state: Limit, event: HandlerEnd) -> Limit:
@@ -181,10 +183,6 @@ def _learn_usual(adaptive: Adaptive, state: Limit) -> float:
         return state.mean
     learns = state.mean < state.usual or state.limit == adaptive.least
     return state.usual + (state.mean - state.usual) * LEARN * learns
-
-
-def _increase(state: Limit) -> int:
-    return 2 * state.limit if state.doubling else state.limit + 1
 
 
 def _decrease(adaptive: Adaptive, state: Limit, now: float) -> Limit:

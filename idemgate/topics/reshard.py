@@ -197,7 +197,8 @@ def plan_reshard(
     yield from _check_readable(topic, slots)
     begun = yield from _begin_change(topic, slots)
     if begun.word == "absent":
-        raise _unknown_topic(topic.name)
+        fix = "List the topics: idemgate topic ls"
+        raise InvalidArgument("topic", topic.name, "no such topic in the store", fix)
     if begun.word == "same":
         return ReshardResult(slots, slots, 0)
     if begun.to != slots:
@@ -362,7 +363,3 @@ def _busy_text(name: str, to: int) -> str:
 def _not_empty(name: str, pending: int, in_flight: int, dead: int) -> TopicInUse:
     what = f"it holds {pending} pending messages, {in_flight} in flight and {dead} dead letters"
     return TopicInUse(name, f"{what}. Let workers handle them, or pass discard=True (--discard)")
-
-
-def _unknown_topic(name: str) -> InvalidArgument:
-    return InvalidArgument("topic", name, "no such topic in the store", "List the topics: idemgate topic ls")

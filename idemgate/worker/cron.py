@@ -115,7 +115,7 @@ class CronScheduler:
             trigger = recurring.trigger(at)
             stored = await self.context.aio_link.run(self._poller.calls.peek(trigger.key, None))
             if stored.pending is None and stored.in_flight is None:
-                await self._register()
+                await self.context.aio_link.run(self._poller.calls.lookup())  # the store may have lost the policy, too
                 receipt = await self.context.aio_link.run(self._poller.calls.trigger(trigger))
                 if receipt.accepted:
                     self.context.counters.add("worker.planned")
@@ -123,10 +123,6 @@ class CronScheduler:
                     log.warning("worker.planned_again topic=%r key=%r", *facts.values(), extra=facts)
                 else:
                     self._cancelled[recurring.name] = at
-
-    async def _register(self) -> None:
-        """Store the topic's policy if the store has lost it."""
-        await self.context.aio_link.run(self._poller.calls.lookup())
 
 
 class Occurrences:

@@ -215,13 +215,10 @@ class Expiry:
         return AioClaim(self.context, self._request(delivery))
 
     def _request(self, delivery: Delivery[Any]) -> Request:
-        options: ClaimOptions = {"scope": self.scope, "lease": self._lease, "retention": self.retention}
-        return claim_request(self.context, delivery.raw_key, None, options)
-
-    @property
-    def _lease(self) -> float:
         # The lease of the delivery, which is renewed and begins no later. So no other worker gets this key before.
-        return self.topic.policy.lease / 1000
+        lease = self.topic.policy.lease / 1000
+        options: ClaimOptions = {"scope": self.scope, "lease": lease, "retention": self.retention}
+        return claim_request(self.context, delivery.raw_key, None, options)
 
     def _needs_no_handler(self, delivery: Delivery[Any], seen: expiry.Look) -> bool:
         """Return True if there is nothing to handle: the key lives, or it was deleted."""
