@@ -47,8 +47,6 @@ BURIED_BY_OPERATOR = "buried by an operator"
 """The reason of `topic bury` without a reason: its letters are no news."""
 _TEN_MINUTES = 600
 """Seconds of which a report has the durations of handlers, and after which a failed guarded call is no news."""
-_LONGEST_REASON = 160
-"""The most characters that a finding shows of the reason of a dead letter."""
 _MANY_PLACES = 32
 """The places of a worker, if none reports any."""
 
@@ -298,7 +296,7 @@ def _judge_dead_letters(topic: TopicSeen) -> Iterator[Finding]:
         keys = [*dict.fromkeys(letter.key for letter in letters)]
         least = "at least " if topic.stats.dead > len(topic.letters) else ""  # of each slot the newest few were read
         counted = f"{least}{_count(len(letters), 'message', '')}"
-        what = f"{counted} died lately: {cut(letters[0].reason, _LONGEST_REASON)!r} of {_some(map(repr, keys))}"
+        what = f"{counted} died lately: {cut(letters[0].reason, 160)!r} of {_some(map(repr, keys))}"
         which: dict[str, str | bool] = {"reason": reason} if reason else {"all": True}
         mend = verb_line("dead", "redrive", topic.name, **which)
         since = min(letter.died_at for letter in letters)

@@ -199,7 +199,6 @@ class ConnectionPool:
         self._pool = pool
         self._seconds = seconds
         self._within = 2 * seconds if within is None else within
-        self._max_connections = CONNECTIONS
         self._reset()
 
     def _reset(self) -> None:
@@ -332,13 +331,13 @@ class ConnectionPool:
                 self._waiters -= 1
             if not free:
                 raise rx.ConnectionError("No connection available.")
-            if self._idle or self._opened >= self._max_connections:
+            if self._idle or self._opened >= CONNECTIONS:
                 return False
             self._opened += 1
             return True
 
     def _may_proceed(self) -> bool:
-        return bool(self._idle) or self._opened < self._max_connections
+        return bool(self._idle) or self._opened < CONNECTIONS
 
     def _open(self, seconds: float | None) -> Connection:
         deadline = monotonic() + self._limit(seconds)
