@@ -259,18 +259,6 @@ def _build_each(
     return kind(script(name), tuple([key for key, *_ in part]), [*common, *args], one, len(common))
 
 
-def _no_size(_: object) -> int:
-    return 0
-
-
-def _result_size(ending: Completion) -> int:
-    return len(ending[4])
-
-
-def _failure_size(release: Release) -> int:
-    return len(release[3])
-
-
 _STATES = {b"p": "in_progress", b"d": "done", b"f": "failed", b"r": "released", b"absent": "absent"}
 
 
@@ -597,7 +585,7 @@ class Claims:
         options = script("guard/claim"), lease, keep, max_attempts, hold, wait
         stays, terms, _ = _claim_terms(*options)
         common = (stamp(self.clock), fingerprint, stays, terms)
-        parts = split_batches(owned, _no_size, most)
+        parts = split_batches(owned, lambda _: 0, most)
         calls = [_build_each("guard/claim", common, part, _decode_claim, ClaimMany) for part in parts]
         for made in calls:
             made.plain_terms = _plain_terms(*options) if self.plain and not fingerprint else None
@@ -656,7 +644,7 @@ class Claims:
         common = (stamp(self.clock), kind)
         return [
             _build_each("guard/complete", common, part, _is_completed)
-            for part in split_batches(endings, _result_size, most)
+            for part in split_batches(endings, lambda ending: len(ending[4]), most)
         ]
 
     def renew(self, record: tuple[bytes, ...], owner: bytes, lease: int, keep: int) -> Call[Renewal]:
@@ -677,7 +665,8 @@ class Claims:
         """Build the releases of many records, limited by count (`most`) and by bytes."""
         common = (stamp(self.clock), _pack_flag(undo))
         return [
-            _build_each("guard/release", common, part, _is_ok) for part in split_batches(releases, _failure_size, most)
+            _build_each("guard/release", common, part, _is_ok)
+            for part in split_batches(releases, lambda release: len(release[3]), most)
         ]
 
     def checkpoint(self, record: tuple[bytes, ...], owner: bytes, data: bytes) -> Call[bool]:

@@ -126,16 +126,11 @@ def inspect(context: Context, key: Key, scope: str) -> Plan[Record]:
     """Return the record of a key. If there is none, look in the other scopes of this gate."""
     claims = Claims(context.namespace, context.clock)
     record = yield from run_call(claims.inspect(claims.key(scope, key)))
-    if record.state != "absent" or not (scopes := _other_scopes(context, scope)):
+    if record.state != "absent" or not (scopes := sorted(context.scopes.keys() - {scope})):
         return record
     found = yield from run_calls(claims.inspect(claims.key(one, key)) for one in scopes)
     known = [one for one, other in zip(scopes, found, strict=True) if other.state != "absent"]
     return dataclasses.replace(record, other_scopes=tuple(known))
-
-
-def _other_scopes(context: Context, scope: str) -> list[str]:
-    """Return the scopes that this gate has used, without this one."""
-    return sorted(context.scopes.keys() - {scope})
 
 
 def cancel(context: Context, key: Key, scope: str) -> Plan[bool]:
