@@ -749,7 +749,7 @@ class Gate:
         Args:
             active: only topics that hold a message or a dead letter, are paused, or are being changed.
         """
-        return stored_topics(self.context, active)
+        return run_plan(stored_topics(self.context, active), self.context.link.run_all)
 
     def _declare(self, name: str, declared: Policy, plain: bool) -> Topic:
         """Return the topic of this name, and register its declared policy."""

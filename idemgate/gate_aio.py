@@ -19,7 +19,7 @@ from idemgate.guard.options import ClaimOptions
 from idemgate.history.trace import EventTraces, trace_event
 from idemgate.store.context import Context
 from idemgate.topics.policy import TopicOptions
-from idemgate.topics.registry import StoredTopic, stored_topics_async
+from idemgate.topics.registry import StoredTopic, stored_topics
 from idemgate.topics.topic import AioTopic, Topic
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class AioGate:
 
     async def stored_topics(self, *, active: bool = False) -> list[StoredTopic]:
         """Return every topic that the store holds; see `Gate.stored_topics`."""
-        return await stored_topics_async(self.context, active)
+        return await run_plan_async(stored_topics(self.context, active), self.context.aio_link.run_all)
 
     async def trace(self, event_id: Key, *, topic: str | None = None, key: Key | None = None) -> EventTraces:
         """Return what became of the triggers with an event id; see `Gate.trace`."""

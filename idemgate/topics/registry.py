@@ -8,7 +8,7 @@ from glob import escape
 from typing import Any, TypeVar
 
 from idemgate.core import keys
-from idemgate.core.calls import Batch, Call, call, stamp, text
+from idemgate.core.calls import Batch, Call, Plan, call, run_call, stamp, text
 from idemgate.core.clock import Clock
 from idemgate.core.keys import Key, text_of
 from idemgate.errors import DecodeError
@@ -20,7 +20,7 @@ from idemgate.topics.topic_calls import TopicCalls
 
 __all__ = [
     "RegistryEntry", "StoredTopic", "find_dead_letters", "find_entry", "find_messages", "is_active", "list_entries",
-    "read_topics", "stored_topics", "stored_topics_async",
+    "read_topics", "stored_topics",
 ]  # fmt: skip
 
 S = TypeVar("S")
@@ -185,26 +185,16 @@ def find_dead_letters(context: Context, key: Key, buried: Container[str]) -> dic
 _DEAD = keys.PARTS.index("dead")
 
 
-def stored_topics(context: Context, active: bool) -> list[StoredTopic]:
-    """Return every topic of this namespace, or the active ones. Takes two round trips and writes nothing."""
-    link = context.link
-    found = link.run_all(read_topics(context, link.run(list_entries(context.namespace, context.clock))))
-    return [topic for topic in found if topic.active or not active]
-
-
-async def stored_topics_async(
-    context: Context, active: bool = False, without: Container[str] = ()
-) -> list[StoredTopic]:
-    """Return every topic of this namespace, or the active ones, for asyncio. See `stored_topics`.
+def stored_topics(context: Context, active: bool = False, without: Container[str] = ()) -> Plan[list[StoredTopic]]:
+    """Return every topic of this namespace, or the active ones. Takes two round trips and writes nothing.
 
     Args:
         context: the context of the gate.
         active: return the active topics only.
         without: the names of topics to leave out, which are not read.
     """
-    link = context.aio_link
-    entries = await link.run(list_entries(context.namespace, context.clock))
-    found = await link.run_all(read_topics(context, [entry for entry in entries if entry.name not in without]))
+    entries = yield from run_call(list_entries(context.namespace, context.clock))
+    found: list[StoredTopic] = yield read_topics(context, [entry for entry in entries if entry.name not in without])
     return [topic for topic in found if topic.active or not active]
 
 

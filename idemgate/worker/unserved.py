@@ -7,12 +7,13 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
+from idemgate.core.calls import run_plan_async
 from idemgate.core.text import event_log, one_line
 from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import StoreError
 from idemgate.store.context import Context
 from idemgate.topics.messages import Stats
-from idemgate.topics.registry import stored_topics_async
+from idemgate.topics.registry import stored_topics
 from idemgate.topics.topic import Topic
 from idemgate.worker.poller import POLL
 
@@ -56,7 +57,7 @@ class UnservedTopics:
     async def _look(self, is_first: bool) -> None:
         """Log and count the topics that are found unserved. It takes one round trip, and one more if there are any."""
         served = {name for name, topic in self._topics.items() if topic.definition.handler or topic.definition.forward}
-        found = await stored_topics_async(self._context, without=served)
+        found = await run_plan_async(stored_topics(self._context, without=served), self._context.aio_link.run_all)
         waiting = dict[str, int]()
         for topic in found:
             is_stuck = self._note(topic.name, topic.stats)
