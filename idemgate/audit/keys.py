@@ -46,6 +46,7 @@ _LEFT = b"9007199254740991 "
 MAX_SLOTS = 16_384
 """The maximum number of slots of a topic."""
 _SIZE = re.compile(rb"[1-9][0-9]{0,4}")
+_DAY_MS = 86_400_000
 
 
 def check_record(
@@ -116,16 +117,14 @@ def check_page(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding
     whole = len(numbers) == 5 and numbers[0] == 1 and all(isinstance(one, int) and one >= 0 for one in numbers)
     if not whole:
         yield Finding("undecodable", text(key), "it is no page of a dedup set: its head cannot be read")
-    if left_ms < 0:
-        yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quote_argument(key)} 86400000")
+    yield from check_expiring(key, left_ms, _DAY_MS)
 
 
 def check_results(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding]:
     """Check one period of results (`topics/scripts/lib/slot/store_result.lua`): its number, and that it expires."""
     if not (head or b"").isdigit():
         yield Finding("undecodable", text(key), "it holds no results: its period cannot be read")
-    if left_ms < 0:
-        yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quote_argument(key)} 86400000")
+    yield from check_expiring(key, left_ms, _DAY_MS)
 
 
 def check_unknown_key(owner: keys.Owner, key: bytes) -> Iterator[Finding]:
@@ -259,10 +258,10 @@ def check_list(name: str, leases: list[bytes], state: list[bytes], data: list[by
             yield Finding("orphan", name, f"{what}; the first is {quote_name(min(absent))}")
 
 
-def check_expiring(key: bytes, left_ms: int) -> Iterator[Finding]:
-    """Check that a key has an expiry."""
+def check_expiring(key: bytes, left_ms: int, mend_ms: int = 3_600_000) -> Iterator[Finding]:
+    """Check that a key has an expiry. The repair gives it `mend_ms`."""
     if left_ms == -1:
-        yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quote_argument(key)} 3600000")
+        yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quote_argument(key)} {mend_ms}")
 
 
 def check_members(
@@ -284,8 +283,7 @@ def check_members(
         now_ms: the server's time.
     """
     for key, left_ms in lives.items():
-        if left_ms == -1:
-            yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quote_argument(key)} 86400000")
+        yield from check_expiring(key, left_ms, _DAY_MS)
     for member, until in alive.items():
         if until > now_ms + LEASE_MS:
             key = next(iter(lives))

@@ -9,7 +9,7 @@ from typing import Any
 
 from idemgate.core.clock import monotonic
 
-__all__ = ["finish_despite_cancel", "is_cancelled", "wait_for_wakeup", "wait_until_done", "wait_within"]
+__all__ = ["finish_despite_cancel", "is_cancelled", "wait_for_wakeup", "wait_until_done", "wait_within", "watch_moves"]
 
 
 def is_cancelled() -> bool:
@@ -32,6 +32,21 @@ async def wait_for_wakeup(wake: asyncio.Event, seconds: float) -> None:
     """Wait until the event is set, or for this many seconds; then clear it."""
     await wait_within(wake, seconds)
     wake.clear()
+
+
+def watch_moves(clock: object, wake: Callable[[], object]) -> Callable[[], object]:
+    """Call `wake` in this event loop after each move of a test clock. Return a function that ends this."""
+    watch = getattr(clock, "on_move", None)
+    if watch is None:
+        return lambda: None
+    loop = asyncio.get_running_loop()
+
+    def on_move() -> None:
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(wake)
+
+    unwatch: Callable[[], object] = watch(on_move)
+    return unwatch
 
 
 async def wait_until_done(tasks: Collection[asyncio.Task[Any]], seconds: float, hurry: asyncio.Event) -> None:

@@ -20,7 +20,7 @@ from idemgate.core import keys
 from idemgate.core.calls import new_id
 from idemgate.core.clock import Clock, monotonic
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.waits import wait_for_wakeup
+from idemgate.core.waits import wait_for_wakeup, watch_moves
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.membership.heartbeats import MemberList, heartbeat, leave, list_members
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest, Slot, SlotOwnership
@@ -223,7 +223,7 @@ class Member(ABC):
             raise InvalidArgument("membership", self, "serves another worker already", "Make one for each worker")
         self._running = True
         self._reset(topics)
-        self._watch_clock()
+        watch_moves(self._clock, self._wake.set)
         stopping = asyncio.create_task(self._begin_to_leave(stop))
         try:
             async with self.listening():
@@ -342,17 +342,6 @@ class Member(ABC):
         self._elapsed += max(0.0, read - self._last_read)
         self._last_read = read
         return self._elapsed
-
-    def _watch_clock(self) -> None:
-        watch = getattr(self._clock, "on_move", None)
-        if watch is not None:
-            loop, wake = asyncio.get_running_loop(), self._wake
-
-            def on_move() -> None:
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(wake.set)
-
-            watch(on_move)
 
 
 class RedisMembership(Member):

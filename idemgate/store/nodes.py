@@ -6,7 +6,7 @@ Key scans and keyspace events need every node: a cluster does not forward events
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from random import sample
 from typing import Any, Self
 
@@ -94,18 +94,12 @@ class Server:
         seconds, rest = self.command("TIME")
         return int(seconds) * 1_000_000 + int(rest)
 
-    def pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Send commands together and return their replies. Errors of the server are values among them."""
-        return self._run_pipeline(commands, transaction=False)
+    def pipeline(self, commands: Sequence[tuple[Any, ...]], *, atomic: bool = False) -> list[Any]:
+        """Send commands together and return their replies. Errors of the server are values among them.
 
-    def transaction(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Execute commands atomically and return their replies, as `pipeline` does. On a cluster their keys share a
-        hash tag.
+        With `atomic` they are a transaction. On a cluster their keys then share a hash tag.
         """
-        return self._run_pipeline(commands, transaction=True)
-
-    def _run_pipeline(self, commands: Sequence[tuple[Any, ...]], transaction: bool) -> list[Any]:
-        batch = self._client.pipeline(transaction=transaction)
+        batch = self._client.pipeline(transaction=atomic)
         for words in commands:
             batch.execute_command(*words)
         try:
@@ -156,12 +150,8 @@ def servers(endpoint: Endpoint) -> Generator[list[Server]]:
     Raises:
         StoreUnavailable: no node of the cluster answered.
     """
-    connected = [Server(one) for one in _find_primaries(endpoint)]
-    try:
-        yield connected
-    finally:
-        for server in connected:
-            server.__exit__()
+    with ExitStack() as connected:
+        yield [connected.enter_context(Server(one)) for one in _find_primaries(endpoint)]
 
 
 def _find_primaries(endpoint: Endpoint) -> list[Endpoint]:

@@ -262,7 +262,7 @@ class _Audit:
         """Check the entries of a forward target that a consumer has taken."""
         name = keys.outbox(self.namespace, owner.name, owner.number, owner.slots).decode()
         leases, state, data = keys.list_keys(name)[2:5]
-        read = server.transaction([("ZRANGE", leases, 0, -1), ("HKEYS", state), ("HKEYS", data)])
+        read = server.pipeline([("ZRANGE", leases, 0, -1), ("HKEYS", state), ("HKEYS", data)], atomic=True)
         if error := next((reply for reply in read if isinstance(reply, Exception)), None):
             yield Finding("wrong-type" if "WRONGTYPE" in str(error) else "unread", name, f"{error}")
         else:
@@ -280,7 +280,7 @@ class _Audit:
             yield from check(key, stored)
 
     def _page(self, server: Server, key: bytes, check: Callable[..., Iterator[Finding]]) -> Iterator[Finding]:
-        left, head = server.transaction([("PTTL", key), ("HGET", key, "")])
+        left, head = server.pipeline([("PTTL", key), ("HGET", key, "")], atomic=True)
         if isinstance(head, Exception) or isinstance(left, Exception):
             yield Finding("wrong-type" if "WRONGTYPE" in str(head) else "unread", text(key), f"{head}")
         elif left != -2:
@@ -318,7 +318,7 @@ class _Audit:
             *(("HGETALL", key) for key in names[1:]),
             *(("PTTL", key) for key in names),
         ]
-        alive, meta, held, *lives = server.transaction(asked)
+        alive, meta, held, *lives = server.pipeline(asked, atomic=True)
         self.counted["members"] += len(present.members)
         until = dict(zip(alive[::2], map(float, alive[1::2]), strict=True))
         yield from check_members(dict(zip(names, lives, strict=True)), held, until, meta, self._now_us(server) // 1000)

@@ -247,22 +247,13 @@ def merge_of(given: MergeSpec) -> Merge:
     """
     if isinstance(given, Merge):
         return given
+    fix = f"Use one of {', '.join(NAMES)}, or a dict of field -> policy"
     if isinstance(given, str):
         if given not in NAMES:
-            raise InvalidArgument(
-                "merge",
-                given,
-                "no such merge policy",
-                f"Use one of {', '.join(NAMES)}, or a dict of field -> policy",
-            )
+            raise InvalidArgument("merge", given, "no such merge policy", fix)
         return {"append": append, "union": union}.get(given, lambda: Merge({"op": given}))()
     if not isinstance(given, Mapping) or not given:
-        raise InvalidArgument(
-            "merge",
-            given,
-            "not a merge policy",
-            f"Use one of {', '.join(NAMES)}, or a dict of field -> policy",
-        )
+        raise InvalidArgument("merge", given, "not a merge policy", fix)
     policies = {_field(field, "merge"): merge_of(policy) for field, policy in given.items()}
     if any(policy.fields or policy.rest for policy in policies.values()):
         raise InvalidArgument(

@@ -240,6 +240,10 @@ class BaseCalls:
 
         return rebuild
 
+    def _for_each_successor(self, build: Callable[[Any, int], Call[T]], join: Callable[[list[T]], T]) -> Rebuild:
+        """Return a function that makes the call again for each slot that holds the content of the moved one."""
+        return lambda calls, slot: Batch([build(calls, target) for target in calls.merged_successors(slot, self)], join)
+
     def _call_for_key(
         self, script: str, route: bytes, args: Sequence[Arg], read: Callable[[list[Any]], Any]
     ) -> Call[Any]:

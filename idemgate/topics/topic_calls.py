@@ -121,9 +121,7 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
             slot,
             (new_id(), b"", *rest),
             read,
-            lambda calls, slot: Batch(
-                [calls.flush_slot(target) for target in calls.merged_successors(slot, self)], _join_flushes
-            ),
+            self._for_each_successor(lambda calls, slot: calls.flush_slot(slot), _join_flushes),
         )
 
     def pause(self, reason: str | None = None) -> Batch[bool]:
@@ -143,9 +141,7 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
             slot,
             (new_id(), record),
             lambda reply: reply[2] == 1,
-            lambda calls, slot: Batch(
-                [calls._pause(target, record) for target in calls.merged_successors(slot, self)], any
-            ),
+            self._for_each_successor(lambda calls, slot: calls._pause(slot, record), any),
         )
 
     # -- read ---------------------------------------------------------------------------------------------------------
@@ -169,9 +165,7 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
             slot,
             (raw_key,),
             read,
-            lambda calls, slot: Batch(
-                [calls._find(target, raw_key) for target in calls.merged_successors(slot, self)], flatten
-            ),
+            self._for_each_successor(lambda calls, slot: calls._find(slot, raw_key), flatten),
         )
 
     def _read_peek(self, reply: list[Any]) -> Peek:
@@ -250,9 +244,7 @@ class TopicCalls(TriggerCalls, DeliveryCalls, DeadLetterCalls):
             slot,
             (0,),
             lambda reply: [_SlotReply(self.policy.slots, slot, reply)],
-            lambda calls, slot: Batch(
-                [calls._stats(target) for target in calls.merged_successors(slot, self)], flatten
-            ),
+            self._for_each_successor(lambda calls, slot: calls._stats(slot), flatten),
         )
 
     def depth(self, to: int) -> Batch[Stats]:

@@ -21,11 +21,11 @@ from idemgate.core.verdict import HANDLED
 from idemgate.core.waits import wait_for_wakeup
 from idemgate.errors import StoreError
 from idemgate.store.retry import lacks_cluster_url
-from idemgate.topics.deliveries import Settlement
+from idemgate.topics.deliveries import Settlement, defer_oversize
 from idemgate.worker.consumer import MAX_SETTLED, FinishedDelivery, InFlight, TopicConsumer
 from idemgate.worker.dispatcher import Dispatcher, Ended
 from idemgate.worker.places import Places
-from idemgate.worker.settlements import choose_settlement, settle_unstarted
+from idemgate.worker.settlements import choose_settlement
 
 if TYPE_CHECKING:
     from idemgate.topics.topic import Topic
@@ -102,8 +102,10 @@ class DeliveryLoop:
         consumer.ready.extend(taken)
 
     def _settle_unstarted(self, entry: InFlight) -> bool:
-        """Settle a taken delivery that must not run. Return False for any other."""
-        if (settlement := settle_unstarted(entry)) is not None:
+        """Acknowledge a misfired occurrence, and defer a payload that is too large. Return False for any other."""
+        delivery = entry.delivery
+        settlement = Settlement("ack", delivery) if entry.misfired else defer_oversize(entry.consumer.context, delivery)
+        if settlement is not None:
             self._finish(entry, settlement)
         return settlement is not None
 

@@ -1,4 +1,4 @@
-"""The choice of a settlement: what a worker does with a delivery whose handler ended, or that must not run."""
+"""The choice of a settlement: what a worker does with a delivery whose handler ended."""
 
 from __future__ import annotations
 
@@ -12,26 +12,16 @@ from idemgate.core.text import event_log, last_line
 from idemgate.core.verdict import Verdict, choose_step, failure_of, judge_error
 from idemgate.errors import DownstreamUnavailable, IdemgateError, InvalidArgument, PartialFailure
 from idemgate.store.retry import is_of_store
-from idemgate.topics.deliveries import Settlement, defer_oversize, nack_items
+from idemgate.topics.deliveries import Settlement, nack_items
 from idemgate.topics.messages import Delivery
 from idemgate.topics.results import encode_result
 from idemgate.worker.consumer import InFlight, attempt_number
 
-__all__ = ["choose_settlement", "settle_unstarted"]
+__all__ = ["choose_settlement"]
 
 log: logging.Logger = event_log("idemgate.worker")
 _LOST_DELAY = 1000
 """Ms until a message returns whose guard lost its lease. Another owner runs its key, so the guard then defers it."""
-
-
-def settle_unstarted(entry: InFlight) -> Settlement | None:
-    """Return the settlement of a taken delivery that must not run, or None if it may run after all.
-
-    A misfired occurrence is acknowledged. A payload larger than `max_bytes` of this gate is deferred.
-    """
-    if entry.misfired:
-        return Settlement("ack", entry.delivery)
-    return defer_oversize(entry.consumer.context, entry.delivery)
 
 
 def choose_settlement(entry: InFlight, verdict: Verdict[Any], stopping: bool) -> Settlement:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol, Self
 
@@ -13,7 +12,7 @@ from idemgate.core.clock import monotonic
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.text import event_log
 from idemgate.core.validation import check_int
-from idemgate.core.waits import finish_despite_cancel, wait_for_wakeup, wait_until_done, wait_within
+from idemgate.core.waits import finish_despite_cancel, wait_for_wakeup, wait_until_done, wait_within, watch_moves
 from idemgate.errors import InvalidArgument, ServerRejected
 from idemgate.membership.member import Membership
 from idemgate.store.context import Context, HasContext, Runner
@@ -238,7 +237,7 @@ class Worker:
     async def _run(self, started: asyncio.Future[None] | None) -> None:
         await asyncio.gather(*(poller.listen() for poller in self._pollers))
         memberships = await self._join_members()
-        unwatch = self._watch_clock()
+        unwatch = watch_moves(self.context.clock, self._wake_all)
         settle_loop = asyncio.create_task(self._loop.settle_until_drained())
         loops = list(self._start_loops())
         unserved = asyncio.create_task(self._unserved.run())
@@ -290,19 +289,6 @@ class Worker:
         self._clock_moved.set()
         for source in (*self._consumers, *self._background, self._unserved):
             source.wake.set()
-
-    def _watch_clock(self) -> Callable[[], object]:
-        watch = getattr(self.context.clock, "on_move", None)
-        if watch is None:
-            return lambda: None
-        loop = asyncio.get_running_loop()
-
-        def on_move() -> None:
-            with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(self._wake_all)
-
-        unwatch: Callable[[], object] = watch(on_move)
-        return unwatch
 
     # -- membership ---------------------------------------------------------------------------------------------------
 
