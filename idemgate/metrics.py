@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 __all__ = [
-    "CONTENT_TYPE", "PROCESS_METRICS", "STORE_METRICS", "TOPIC_COUNTERS", "Declared", "GateCollector", "StoreCollector",
+    "CONTENT_TYPE", "PROCESS_METRICS", "STORE_METRICS", "TOPIC_COUNTERS", "GateCollector", "StoreCollector",
     "render_process", "render_store", "snapshot_metrics",
 ]  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from idemgate.subscribers.expiry.rules import add_event_flags, missing
 
-__all__ = ["OLDEST", "Check", "CheckState", "Seen", "diagnose", "durable", "notifications"]
+__all__ = ["Check", "Seen", "diagnose", "durable", "notifications"]
 
 CheckState = Literal["ok", "warning", "critical", "skipped"]
 OLDEST = (6, 2)

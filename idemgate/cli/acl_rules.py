@@ -14,7 +14,7 @@ from idemgate.core.keys import check_name, patterns
 from idemgate.errors import InvalidArgument
 from idemgate.lua import commands, names
 
-__all__ = ["ROLES", "Role", "rule", "user_name"]
+__all__ = ["ROLES", "rule", "user_name"]
 
 
 class Role(NamedTuple):

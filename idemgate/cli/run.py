@@ -26,7 +26,7 @@ from idemgate.gate import Gate
 from idemgate.membership.member import Membership
 from idemgate.worker.logs import configure_logs
 
-__all__ = ["add_to", "find_gate", "gate_at"]
+__all__ = ["add_to", "find_gate"]
 
 log: logging.Logger = logging.getLogger("idemgate.worker")
 DESCRIPTION = """\

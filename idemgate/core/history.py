@@ -16,7 +16,7 @@ from idemgate.core.validation import check_int
 from idemgate.errors import InvalidArgument
 
 __all__ = [
-    "HISTORY_LASTS", "KEPT", "KEPT_ACTS", "MOST_KEPT", "Act", "Subject", "Transition", "check_history", "decode_act",
+    "HISTORY_LASTS", "KEPT", "KEPT_ACTS", "Act", "Subject", "Transition", "check_history", "decode_act",
     "decode_transition", "pack_act", "pack_transition", "stored_key",
 ]  # fmt: skip
 

@@ -35,7 +35,7 @@ from idemgate.errors import InvalidArgument, MissingKey
 
 __all__ = [
     "Arguments", "FingerprintSpec", "KeyCallable", "KeySpec", "check_message_fields", "compile_fingerprint",
-    "compile_key", "compile_message_fingerprint", "compile_message_key", "part_text",
+    "compile_key", "compile_message_fingerprint", "compile_message_key",
 ]  # fmt: skip
 
 Args = tuple[Any, ...]

@@ -24,7 +24,7 @@ from idemgate.core.validation import check_iterable
 from idemgate.errors import InvalidArgument
 from idemgate.store.context import Context
 
-__all__ = ["AioDedup", "Dedup", "DedupCalls", "DedupValue", "Small", "pack_value", "unpack_value"]
+__all__ = ["AioDedup", "Dedup", "DedupCalls", "DedupValue", "Small", "unpack_value"]
 
 SHARDS = 32
 """The number of shards. It must never change, since stored ids would be looked up in another shard.

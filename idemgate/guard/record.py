@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-__all__ = ["StoredRecord", "decode_record"]
+__all__ = ["decode_record"]
 
 _LONG = struct.Struct(">xc 7s6s6s I I 6s B")
 _SHORT = 12

@@ -55,7 +55,7 @@ from idemgate.guard.request import (
 )
 from idemgate.store.context import Context, Tracer
 
-__all__ = ["AloneRunner", "run_many", "run_many_async"]
+__all__ = ["run_many", "run_many_async"]
 
 R = TypeVar("R")
 T = TypeVar("T")

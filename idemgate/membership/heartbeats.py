@@ -12,7 +12,7 @@ from idemgate.errors import ServerRejected
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest, Slot
 from idemgate.membership.rendezvous import slot_id
 
-__all__ = ["MemberInfo", "MemberList", "heartbeat", "leave", "list_members"]
+__all__ = ["MemberList", "heartbeat", "leave", "list_members"]
 
 
 class MemberInfo(NamedTuple):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from idemgate.store.sync import SyncLink
 
 __all__ = [
-    "MAX_TRACE", "Bound", "Cache", "Context", "HasContext", "Observer", "Runner", "Runners", "Running", "Step",
+    "MAX_TRACE", "Bound", "Cache", "Context", "HasContext", "Observer", "Runner", "Running", "Step",
     "Tracer", "trace", "trace_async",
 ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from idemgate.core.clock import Clock
 from idemgate.core.keys import list_keys
 from idemgate.subscribers.reader import HeldEntry
 
-__all__ = ["ListCalls", "ListEntry", "TakenEntries", "TakenEntry", "encode_dead_letter"]
+__all__ = ["ListCalls", "ListEntry", "TakenEntry", "encode_dead_letter"]
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from idemgate.store.retry import lacks_cluster_url
 from idemgate.subscribers.callback import Callback
 from idemgate.subscribers.executor import BoundedExecutor
 
-__all__ = ["BLOCK", "EntryReader", "HeldEntry", "Registration"]
+__all__ = ["BLOCK", "EntryReader", "HeldEntry"]
 
 log: logging.Logger = event_log("idemgate.subscriber")
 BLOCK = 500

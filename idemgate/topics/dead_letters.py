@@ -38,7 +38,6 @@ __all__ = [
     "DeadTaken",
     "LoadedLetters",
     "build_filter",
-    "dead_numbers",
     "decode_dead_letter",
     "group_ids",
     "iterate_dead_letters",

@@ -31,12 +31,9 @@ else:
     P = TypeVar("P")
 
 __all__ = [
-    "HEADER_SIZE",
-    "REASONS",
     "BlockedGroup",
     "Delivery",
     "Message",
-    "PackedMessage",
     "Pause",
     "Peek",
     "PendingMessage",

@@ -35,7 +35,7 @@ from idemgate.topics.results import find_result
 from idemgate.topics.slots import SlotsChanged, flatten, route_of, single
 from idemgate.topics.triggers import TriggerCalls, pack_time
 
-__all__ = ["FlushReply", "TopicCalls"]
+__all__ = ["TopicCalls"]
 
 _NOT_COUNTERS = (
     b"v", b"fence", b"paused", b"rate", b"lease", b"term", b"flushed", b"large", b"opened", b"batch", b"gone",

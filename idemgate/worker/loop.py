@@ -30,7 +30,7 @@ from idemgate.worker.settlements import choose_settlement
 if TYPE_CHECKING:
     from idemgate.topics.topic import Topic
 
-__all__ = ["DeliveryLoop", "StoreOutage", "WorkSource", "repeat"]
+__all__ = ["DeliveryLoop", "StoreOutage", "repeat"]
 
 log: logging.Logger = logging.getLogger("idemgate.worker")
 
