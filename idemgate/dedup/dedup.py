@@ -262,7 +262,6 @@ _PAIRS_FIX = "Pass (key, value) tuples, such as the items() of a dict"
 
 
 def _answers_by_id(parts: list[tuple[int, list[bytes]]], answers: list[list[T]]) -> dict[Id, T]:
-    """Return the answers by id."""
     return {
         (shard, digest): one
         for (shard, digests), answer in zip(parts, answers, strict=True)

@@ -294,7 +294,6 @@ def _check_claims(context: Context, name: str, fix: str, claims: list[Any]) -> l
 
 
 def _check_unique(claims: list[BaseClaim]) -> None:
-    """Raise InvalidArgument if a claim occurs twice."""
     if len(set(map(id, claims))) < len(claims):
         index = next(i for i, claim in enumerate(claims) if any(claim is other for other in claims[:i]))
         name, fix = f"pairs[{index}]", "Pass each claim once"

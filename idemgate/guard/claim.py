@@ -256,7 +256,6 @@ class BaseClaim:
         return request.record[0], request.owner, self._reply.token, retention_ms, data
 
     def _build_completion(self, result: object, retention: Duration | None) -> Call[bool]:
-        """Build the call that completes the claim."""
         record, owner, fence, retention_ms, data = self._completion(result, retention)
         stored = self._reply.stored
         return self._request.claims.complete((record,), owner, fence, retention_ms, VALUE, data, stored)
@@ -268,7 +267,6 @@ class BaseClaim:
         return request.claims.release(request.record, request.owner, request.options.retention, undo)
 
     def _build_checkpoint(self, data: object) -> Call[bool]:
-        """Build the call that stores a checkpoint."""
         request = self._request
         return request.claims.checkpoint(request.record, request.owner, self._context.codec.encode(data, "checkpoint"))
 

@@ -64,8 +64,6 @@ def take_snapshot(gate: Gate, before: Snapshot | None = None) -> Snapshot:
 
 
 class _Taking:
-    """The parts of one snapshot."""
-
     def __init__(self, gate: Gate) -> None:
         self._context = gate.context
         self._link = gate.context.link

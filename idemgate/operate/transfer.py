@@ -88,8 +88,6 @@ def plan_transfer(
 
 
 class _Transfer:
-    """The parts of a transfer."""
-
     def __init__(
         self, source: TopicCalls, to: TopicCalls, reason: str, on_progress: Callable[[Transferred], object]
     ) -> None:

@@ -138,7 +138,6 @@ class MergedFunction(PickledByName, Generic[P, R]):
         return MergedFunction(self._func, self.topic, self._key, self._signature, options, event_id, origin)
 
     def _options_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TriggerOptions:
-        """Return the options of one trigger."""
         if self._event_id is None or "event_id" in self._options:
             return self._options
         return {**self._options, "event_id": self._event_id.of(None, args, kwargs)}

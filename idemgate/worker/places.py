@@ -177,7 +177,6 @@ class Places:
         self._restart(SLOW)
 
     def _adjust_prefetch(self) -> None:
-        """Adjust the prefetch if its window has passed."""
         seconds = monotonic() - self._since
         if seconds >= self._state.window:
             self._restart(adjust(self._state, self._concurrency, self._handled, seconds))

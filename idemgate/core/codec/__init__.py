@@ -30,7 +30,6 @@ _SINGLE = frozenset({str, bool, type(None)})
 """Scalar types that msgpack restores exactly, so their bytes need no check."""
 _CANONICAL = _SINGLE | {int, bytes}
 """Types with one encoding for each value."""
-"""What msgpack raises. An exception of a signal handler must not be taken for one."""
 _LONE = frozenset((*range(0xA0, 0xC1), 0xC2, 0xC3, 0xD9, 0xDA, 0xDB))
 """The first bytes of scalars. Unpacking one allocates no more memory than it has bytes."""
 

@@ -140,7 +140,6 @@ class AsyncCluster:
             await asyncio.shield(self._refresh_task)
 
     def _refresh_if_due(self) -> None:
-        """Start to refresh the slot table if that is due."""
         if self._refresh_task is None and self._topology.is_refresh_due(monotonic()):
             self._refresh_task = asyncio.get_running_loop().create_task(self._refresh())
             self._refresh_task.add_done_callback(self._finish_refresh)
