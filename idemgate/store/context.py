@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_TRACE", "Bound", "Cache", "Context", "HasContext", "Observer", "Runner", "Running", "Step",
-    "Tracer", "trace", "trace_async",
+    "Tracer", "trace", "trace_async", "url_to_open",
 ]  # fmt: skip
 
 log: logging.Logger = logging.getLogger("idemgate.worker")
@@ -378,11 +378,7 @@ class Context:
                 "or Gate('embedded://') for a server of this process"
             )
         assert isinstance(source, str), "an endpoint has no URL"
-        if not source.startswith("embedded:"):
-            return source
-        from idemgate.store.embedded.server import shared_server
-
-        return shared_server(source).url
+        return url_to_open(source)
 
     @property
     def batch_size(self) -> int:
@@ -472,3 +468,12 @@ class HasContext(Protocol):
 
     @property
     def context(self) -> Context: ...
+
+
+def url_to_open(url: str) -> str:
+    """Return the URL itself, or that of the socket of an embedded server."""
+    if not url.startswith("embedded:"):
+        return url
+    from idemgate.store.embedded.server import shared_server
+
+    return shared_server(url).url

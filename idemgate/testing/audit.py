@@ -51,6 +51,7 @@ from idemgate.core.validation import check_int
 from idemgate.errors import ServerRejected, UnexpectedData
 from idemgate.guard.record import decode_record
 from idemgate.membership.heartbeats import list_members
+from idemgate.store.context import url_to_open
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.nodes import Server, servers
 from idemgate.store.sync import SyncLink
@@ -120,16 +121,8 @@ def audit(
 
 def _where(store: Gate | str, namespace: str | None) -> tuple[Endpoint, str, Clock | None]:
     if isinstance(store, str):
-        return _endpoint(store), check_name(namespace or "default", "namespace"), None
+        return endpoint_from_url(url_to_open(store)), check_name(namespace or "default", "namespace"), None
     return store.context.endpoint, check_name(namespace or store.namespace, "namespace"), store.context.clock
-
-
-def _endpoint(url: str) -> Endpoint:
-    if not url.startswith("embedded:"):
-        return endpoint_from_url(url)
-    from idemgate.store.embedded.server import shared_server
-
-    return endpoint_from_url(shared_server(url).url)
 
 
 class _Audit:

@@ -12,6 +12,7 @@ from idemgate.core.keys import check_name
 from idemgate.errors import ServerRejected, StoreError
 from idemgate.guard.claim_calls import Claims
 from idemgate.operate.servers import read_server, read_settings
+from idemgate.store.context import url_to_open
 from idemgate.store.durability import Durability, DurabilityOption, parse_durability
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.nodes import Server, servers
@@ -38,12 +39,8 @@ class Namespace:
     def __init__(self, url: str, name: str, durability: DurabilityOption = None) -> None:
         self.name: str = check_name(name, "namespace")
         self.durability: Durability | None = parse_durability(durability, name)
-        if url.startswith("embedded:"):
-            from idemgate.store.embedded.server import shared_server
-
-            url = shared_server(url).url
-        self.url = url
-        self.endpoint: Endpoint = endpoint_from_url(url)
+        self.url: str = url_to_open(url)
+        self.endpoint: Endpoint = endpoint_from_url(self.url)
         check_tls_files(self.endpoint.settings)
 
 
