@@ -50,7 +50,7 @@ def delays(policy: BackoffPolicy) -> Backoff:
         InvalidArgument: `policy` is not a backoff policy.
     """
     if policy is None:
-        return _FullJitter(1_000, 600_000)
+        return _FullJitter()
     if isinstance(policy, (list, tuple)):
         if not policy:
             raise InvalidArgument("backoff", policy, "has no delays", 'Pass at least one, as in ["1s", "10s", "1m"]')
@@ -79,14 +79,10 @@ class _Delays:
 class _FullJitter:
     """A random delay between 0 and a doubling limit ("full jitter", Brooker, AWS architecture blog, 2015)."""
 
-    __slots__ = ("_base", "_cap")
-
-    def __init__(self, base_ms: int, cap_ms: int) -> None:
-        self._base = base_ms
-        self._cap = cap_ms
+    __slots__ = ()
 
     def ms(self, attempt: int, error: BaseException | None = None) -> int:  # noqa: ARG002
-        return _jitter.randint(0, min(self._cap, self._base << min(_check_attempt(attempt) - 1, 32)))
+        return _jitter.randint(0, min(600_000, 1_000 << min(_check_attempt(attempt) - 1, 32)))
 
 
 class _Tenacity:

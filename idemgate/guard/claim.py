@@ -331,17 +331,13 @@ class BaseClaim:
             heartbeat.hand_over()
         return running
 
-    def _must_end(self, error: BaseException | None) -> bool:
-        """Return True if a block that raised this error must end its claim."""
-        return self._is_held and (error is None or not self._must_hold(error))
-
     def _must_hold(self, error: BaseException) -> bool:
         """Return True if this error of the body is an interruption that leaves the key to `gate.resolve`."""
         return self._request.options.holds_interrupted and not isinstance(error, Exception)
 
     def _build_block_end(self, error: BaseException | None) -> Call[bool] | None:
         """Build the call that ends the claim of a block, or None if its body has ended it or the key must be held."""
-        if not self._must_end(error):
+        if not self._is_held or (error is not None and self._must_hold(error)):
             return None
         if isinstance(error, Exception):
             self._note("failed", last_line(error))

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any
 
 from idemgate.core.waits import finish_despite_cancel
 from idemgate.errors import InvalidArgument
@@ -15,9 +15,6 @@ __all__ = ["LifespanFunction", "Lifespans", "check_lifespan"]
 
 LifespanFunction = Callable[[], Iterator[Any]] | Callable[[], AsyncIterator[Any]]
 """A generator function, blocking or async, that yields once."""
-
-
-_Problem = Literal["did not yield", "yielded twice"]
 
 
 class Lifespans:
@@ -93,7 +90,7 @@ class _Users:
             raise first
 
 
-async def _resume(generator: Iterator[Any] | AsyncIterator[Any], problem: _Problem) -> None:
+async def _resume(generator: Iterator[Any] | AsyncIterator[Any], problem: str) -> None:
     """Run a generator up to its `yield` or to its end. Raise InvalidArgument if it comes to the other one."""
     ended = object()
     found = await anext(generator, ended) if isinstance(generator, AsyncIterator) else next(generator, ended)

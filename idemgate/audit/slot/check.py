@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from idemgate.audit.findings import Finding
-from idemgate.audit.slot.contents import Contents, Slot
 from idemgate.audit.slot.groups import check_group_queues, check_groups
 from idemgate.audit.slot.leases import check_leases, check_rate, check_tokens
 from idemgate.audit.slot.memory import check_dead_letters, check_dedup_expiry, check_event_ids, check_versions
@@ -22,19 +21,12 @@ def check_slot(view: SlotView) -> list[Finding]:
     found = view.contents
     if found.closed:
         moving = view.topic and view.topic.changing
-        return [] if moving or not _count_messages(found) else [_closed_with_messages(view.slot, found)]
+        messages = len(found.pending) + len(found.in_flight) + len(found.dead_data)
+        what = f"the slot is closed and holds {messages} messages, and nobody changes the number of slots"
+        return [] if moving or not messages else [Finding("closed", view.slot.key("meta"), what)]
     checks = (
         check_layout, check_placements, check_unplaced, check_leases, check_rate, check_dead_letters,
         check_dedup_expiry, check_versions, check_event_ids, check_groups, check_group_queues, check_tokens,
         check_copies, check_scores, check_routing, check_expiries,
     )  # fmt: skip
     return [*view.unreadable, *(finding for check in checks for finding in check(view))]
-
-
-def _count_messages(found: Contents) -> int:
-    return len(found.pending) + len(found.in_flight) + len(found.dead_data)
-
-
-def _closed_with_messages(slot: Slot, found: Contents) -> Finding:
-    what = f"the slot is closed and holds {_count_messages(found)} messages, and nobody changes the number of slots"
-    return Finding("closed", slot.key("meta"), what)
