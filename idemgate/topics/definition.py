@@ -69,6 +69,7 @@ _REFUSAL = f"{InvalidArgument.__module__}.{InvalidArgument.__qualname__}: "
 """How the usual error of a refused trigger begins. Its text alone says what is wrong."""
 R = TypeVar("R")
 _STATUS = attrgetter("status")
+_LOST = attrgetter("items_dropped")
 CheckInput = Callable[[TopicCalls], object]
 """A function that builds a call, to raise InvalidArgument for invalid input before a topic is created."""
 Buried = Literal["buried", "in_flight", "absent"]
@@ -273,14 +274,16 @@ class TopicDefinition:
     def note_dropped(self, triggers: Sequence[Trigger], receipts: Sequence[Receipt]) -> None:
         """Remember the keys of triggers that were dropped with a version: a wrong clock may have sent the newest.
 
-        Log those that were dropped because their message is full.
+        Log those that were dropped because their message is full, all of them or some of their items.
         """
-        if "dropped" not in map(_STATUS, receipts):
+        if "dropped" not in map(_STATUS, receipts) and not (self.declared.merge.drops and any(map(_LOST, receipts))):
             return
         for trigger, receipt in zip(triggers, receipts, strict=False):
-            if receipt.status != "dropped":
+            if receipt.items_dropped:
+                self._warn_of_full(text_of(trigger.key))
+            elif receipt.status != "dropped":
                 continue
-            if trigger.version is not None:
+            elif trigger.version is not None:
                 group = "" if trigger.group is None else text_of(trigger.group)
                 self.context.activity.note_outdated(self.name, text_of(trigger.key), group)
             elif self.declared.merge.drops and self.declared.edge == "trailing":
@@ -297,7 +300,7 @@ class TopicDefinition:
             del self._full[next(iter(self._full))]
         facts = {"topic": self.name, "key": key}
         log.warning(
-            "topic.message_full topic=%r key=%r: triggers are dropped, because their message has no room for more. "
+            "topic.message_full topic=%r key=%r: items of triggers are dropped, because the message has no room. "
             "Shorten the window, or merge with append(cap=...) or union(cap=...)", *facts.values(), extra=facts,
         )  # fmt: skip
 

@@ -148,7 +148,7 @@ class Topic(BaseTopic[Sent, Delivered]):
             error.name_subject(self.name, key)
             self._count_refused(error)
             raise
-        if receipt.status == "dropped":
+        if receipt.due_ms is None or receipt.items_dropped:
             self.definition.note_dropped([trigger], [receipt])
         return receipt
 

@@ -127,7 +127,7 @@ class AioTopic(BaseTopic[Sent, Delivered]):
             error.name_subject(self.name, key)
             await self._count_refused(error)
             raise
-        if receipt.status == "dropped":
+        if receipt.due_ms is None or receipt.items_dropped:
             self.definition.note_dropped([trigger], [receipt])
         return receipt
 

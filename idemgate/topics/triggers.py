@@ -31,6 +31,8 @@ _DETAILED = b"\x96"
 _DEFERRED = 5
 """The reply code of a trigger that the script left for another call."""
 _ACCEPTED: tuple[ReceiptStatus, ...] = ("scheduled", "merged", "replaced")
+_MERGED_IN_PART: dict[int, ReceiptStatus] = {6: "merged", 7: "replaced"}
+"""The reply codes of triggers some of whose items had no room."""
 _NOT_ACCEPTED: dict[int, ReceiptStatus] = {3: "dropped", 4: "duplicate"}
 
 
@@ -170,12 +172,22 @@ def _read_one(reply: list[Any]) -> Receipt:
 
 
 def _read_codes(now_ms: int, codes: list[int]) -> list[Receipt]:
-    return [
-        Receipt(_NOT_ACCEPTED[code], None)
-        if code in _NOT_ACCEPTED
-        else Receipt(_ACCEPTED[code & 7], now_ms + (code >> 3))
-        for code in codes
-    ]
+    try:
+        return [
+            Receipt(_NOT_ACCEPTED[code], None)
+            if code in _NOT_ACCEPTED
+            else Receipt(_ACCEPTED[code & 7], now_ms + (code >> 3))
+            for code in codes
+        ]
+    except IndexError:  # some were merged in part; the usual path does not look for them
+        return [_read_any_code(now_ms, code) for code in codes]
+
+
+def _read_any_code(now_ms: int, code: int) -> Receipt:
+    status = _MERGED_IN_PART.get(code & 7)
+    if status is None:
+        return _read_codes(now_ms, [code])[0]
+    return Receipt(status, now_ms + (code >> 3), items_dropped=True)
 
 
 def _expand(runs: list[int]) -> list[int]:

@@ -87,7 +87,19 @@ FULL: list[Any] = [
     (union(2), [[1, 2], [2], [3, 2], [3], []], ["merged", "merged", "dropped", "merged"], 2),
     ({"log": append(1)}, [{"log": 1}, {"log": 2}, {}], ["dropped", "merged"], 1),
     ({"log": append(1), "n": "count"}, [{"log": 1, "n": 1}, {"log": 2, "n": 1}, {"log": 3}], ["merged", "dropped"], 2),
+    ({"log": append(1), "n": "first"}, [{"log": 1, "n": 1}, {"log": 2, "n": 2}, {"n": 3}], ["dropped", "merged"], 1),
+    ({"log": append(1), "n": "max"}, [{"log": n, "n": n} for n in (2, 3, 1, 3)], ["merged", "dropped", "dropped"], 3),
+    ({"log": append(1), "n": "min"}, [{"log": n, "n": n} for n in (2, 1, 3)], ["merged", "dropped"], 2),
+    ({"log": append(1), "n": "last"}, [{"log": n, "n": n} for n in (1, 2, 2)], ["merged", "dropped"], 2),
+    ({"log": append(1), "n": "sum"}, [{"log": n, "n": 0} for n in (1, 2)], ["merged"], 1),
+    ({"log": union(1), "n": "first"}, [{"log": [n], "n": n} for n in (1, 2, 1)], ["dropped", "merged"], 1),
     ("last", [1, 2], ["merged"], 0),
+]
+PARTLY: list[Any] = [
+    (union(2), [1], [2, 3]),
+    ({"log": append(1), "n": "last"}, {"log": 1, "n": 1}, {"log": 2, "n": 2}),
+    ({"log": append(1), "n": "last"}, {"log": 1, "n": 1}, {"log": 2, "new": 2}),
+    ({"log": append(1), "n": "first"}, {"log": 1, "n": 1}, {"log": 2, "n": 1}),
 ]
 
 
@@ -112,6 +124,28 @@ async def test_a_full_message_is_logged_once_for_each_key_and_window(
     clock.advance("1m")
     await topic.trigger("a", 5)
     assert logged() == [*both, both[0]]
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in one call", "one by one"])
+@pytest.mark.parametrize("moved", [True, False], ids=["at a time", "plain"])
+@pytest.mark.parametrize(("merge", "first", "second"), PARTLY)
+async def test_items_without_room_are_logged_also_where_another_part_was_merged(
+    face: Any, caplog: pytest.LogCaptureFixture, together: bool, moved: bool, merge: Any, first: Any, second: Any
+) -> None:
+    topic = face.topic("t", merge=merge, window="10m")
+    # When a message has no room for an item of a trigger
+    await topic.trigger("k", first)
+    assert caplog.records == []
+    late = Trigger("k", second, delay="1h" if moved else None)
+    if together:
+        (receipt,) = await topic.trigger_many([late])
+    else:
+        receipt = await topic.trigger("k", second, delay=late.delay)
+    # Then this is logged, and the receipt of an accepted trigger says it
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "topic.message_full topic='t' key='k'"
+    ]
+    assert (receipt.items_dropped, (await topic.stats())["items_dropped"]) == (receipt.accepted, 1)
 
 
 @pytest.mark.parametrize("edge", ["leading", "trailing"])

@@ -14,7 +14,8 @@
 ---         An answer is 8 * (due time, ms from now) + a code. The codes 0 to 4 stand for these, then
 ---         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate". The last two have no due time. "scheduled" is a
 ---         new message. It waits for the end of the delivery if its key is in flight. Code 5: this call has read 128 KiB
----         of messages, so this trigger and all behind it are deferred to another request.
+---         of messages, so this trigger and all behind it are deferred to another request. The codes 6 and 7 are 1 and 2
+---         with items that had no room.
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "topics/lib/slot/slot"

@@ -145,7 +145,7 @@ local function accept_any(t)
   redis.call("HSET", K.meta, "v", "3", "accepted", digits(t.last_serial))
   for n = 1, #names do
     call.new.serial = t.last_serial + accepted + 1
-    local before = #call.noted
+    local before, lost = #call.noted, call.lost
     local receipt, due = accept_trigger(names[n], all_options[n], t.args[6 + t.given + n])
     if p.history then
       add_noted(names[n], all_options[n], receipt, before)
@@ -154,7 +154,11 @@ local function accept_any(t)
       accepted = accepted + 1
     end
     done[receipt] = (done[receipt] or 0) + 1
-    replied[n] = 8 * (due - now_ms) + codes[receipt]
+    local code = codes[receipt]
+    if call.lost > lost and code < codes.dropped then
+      code = code + 5 -- merged or replaced in part
+    end
+    replied[n] = 8 * (due - now_ms) + code
   end
   write_pending(call)
   if dedup then
