@@ -96,7 +96,8 @@ def redrive_dead(gate: Gate, given: Given) -> Facts:
     ids, limit = selection["ids"], selection["limit"]
     chosen = select_letters(ids, build_filter(**_filters(given)), limit, min(PAGE, max(1, int(rate))))
     with _Pace(gate, given["topic"], float(rate)) as pace:
-        return {"topic": given["topic"], "redriven": run_plan(plan_move(topic.open(), "redrive", chosen), pace.send)}
+        facts = {"topic": given["topic"], "redriven": run_plan(plan_move(topic.open(), "redrive", chosen), pace.send)}
+    return facts | ({"without_room": pace.stayed} if pace.stayed else {})
 
 
 class _Pace:
@@ -109,6 +110,8 @@ class _Pace:
         self._rate = rate
         self._began = self._logged = monotonic()
         self._taken = self._moved = 0
+        self.stayed = 0
+        """The letters for which the pending messages of their keys have no room."""
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +125,8 @@ class _Pace:
         answers = self._send(request)
         for answer in answers:
             if isinstance(answer, DeadTaken):
-                self._taken, self._moved = self._taken + answer.taken, self._moved + answer.moved_count
+                self._taken += answer.taken + answer.stayed
+                self._moved, self.stayed = self._moved + answer.moved_count, self.stayed + answer.stayed
         if monotonic() - self._logged >= 1:
             self._log()
         return answers

@@ -163,7 +163,9 @@ class DeadLetters:
         """Move dead letters back into the topic: due now, with no attempts.
 
         A letter joins the pending message of its key as the older one; a time that a caller set stays. A letter with a
-        lower version than a later trigger of its key is deleted, and counted as `outdated` in `Topic.stats`.
+        lower version than a later trigger of its key is deleted, and counted as `outdated` in `Topic.stats`. A letter
+        stays dead if that message has no room for both (`append`, `union`, a policy per field): accepted triggers are
+        not dropped for it. Redrive it when the message is done.
 
         Without arguments it moves all of them. One script call moves at most 50 letters, or 128 KiB of them. Each
         letter moves atomically: it is either dead or pending, never both.
@@ -180,7 +182,8 @@ class DeadLetters:
             limit: Move only the letters that `list(limit, ...)` returns.
 
         Returns:
-            The number of letters that this call moved back, without those it deleted as outdated.
+            The number of letters that this call moved back, without those that it deleted as outdated and those that
+            stay.
 
         Raises:
             InvalidArgument: An argument is invalid, or ids are combined with properties.
@@ -379,13 +382,15 @@ class DeadTaken(NamedTuple):
     """The result of one `take_dead` call.
 
     `taken` dead letters were removed and `left` remain in the slot. `seen` of the requested ids were processed; an
-    absent id counts as processed. `outdated` of those to redrive were deleted.
+    absent id counts as processed. `outdated` of those to redrive were deleted. `stayed` of those that were processed are
+    dead letters still: the pending message of their key has no room for both.
     """
 
     taken: int
     left: int
     seen: int
     outdated: int = 0
+    stayed: int = 0
 
     @property
     def moved_count(self) -> int:
@@ -419,15 +424,15 @@ class DeadLetterCalls(BaseCalls):
         return self._call("dead", slot, args, read, rebuild)
 
     def take_dead(
-        self, slot: int, verb: str, numbers: Sequence[str], most: int = PAGE
+        self, slot: int, verb: str, numbers: Sequence[str], most: int = PAGE, skip: int = 0
     ) -> Call[DeadTaken | SlotsChanged]:
         """Build the call that moves dead letters out of a slot; `verb` is "redrive" or "delete".
 
-        Without `numbers` it moves the oldest `most`. It moves fewer if they are large. If the slot has moved, it
-        answers SlotsChanged: its letters have other numbers now.
+        Without `numbers` it moves the oldest `most` after the first `skip`. It moves fewer if they are large. If the
+        slot has moved, it answers SlotsChanged: its letters have other numbers now.
         """
-        args: list[Arg] = [new_id(), self._policy, verb, most, actor_name(), *numbers]
-        rebuild = self._answer_change(lambda slot: self.take_dead(slot, verb, numbers, most))
+        args: list[Arg] = [new_id(), self._policy, verb, most, actor_name(), skip, *numbers]
+        rebuild = self._answer_change(lambda slot: self.take_dead(slot, verb, numbers, most, skip))
         return self._call("take_dead", slot, args, lambda reply: DeadTaken(*reply[2:]), rebuild)
 
     def check_stored(self, packed: bytes) -> tuple[bytes, bytes]:
@@ -651,12 +656,14 @@ def _move_all(walk: _Walk, place: _Place, verb: str, _: DeadFilter) -> Plan[int]
     reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, (), walk.page))
     if reply is None:
         return 0
-    moved, left = reply.moved_count, reply.left
+    moved, stayed, left = reply.moved_count, reply.stayed, reply.left - reply.stayed
     # Only as many as there were at first: a redriven letter may die again meanwhile.
-    while left > 0 and reply is not None and reply.taken:
-        reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, (), min(left, walk.page)))
+    while left > 0 and reply is not None and reply.taken + reply.stayed:
+        most = min(left, walk.page)
+        reply = yield from _send(walk, place, place.calls.take_dead(place.slot, verb, (), most, stayed))
         if reply is not None:
-            moved, left = moved + reply.moved_count, left - reply.taken
+            moved, stayed = moved + reply.moved_count, stayed + reply.stayed
+            left -= reply.taken + reply.stayed
     return moved
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from idemgate import Gate, Trigger
+from idemgate import Gate, Trigger, append
 from idemgate.cli import command_line
 from idemgate.cli.verbs import who_runs
 from idemgate.core import keys
@@ -889,6 +889,19 @@ def test_a_redrive_of_few_letters_waits_for_nothing(
     assert json.loads(command("dead", "redrive", "t", "--all", "--json").out)["redriven"] == 2
     assert pauses.taken == []
     assert json.loads(command("dead", "redrive", "t", "--all", "--dry-run", "--json").out)["a_second"] == 1000
+
+
+def test_a_redrive_says_how_many_letters_have_no_room(command: Command, gate: Gate) -> None:
+    topic = gate.topic("t", merge=append(1))
+    for key in ("full", "free"):
+        topic.trigger(key, "old")
+        topic.bury(key)
+    topic.trigger("full", "new")
+    # When one of two letters would drop a newer trigger
+    redriven = command("dead", "redrive", "t", "--all", "--json")
+    # Then it stays, and the command says so
+    assert json.loads(redriven.out) == {"topic": "t", "redriven": 1, "without_room": 1}
+    assert [letter.key for letter in topic.dead.list()] == ["full"]
 
 
 def test_a_payload_that_json_cannot_hold_is_shown(command: Command, gate: Gate) -> None:

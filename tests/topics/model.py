@@ -497,17 +497,22 @@ class Model:
         before, self.paused = self.paused, paused
         return before != paused
 
-    def exhume(self, verb: str, tokens: list[int]) -> tuple[int, int, int, int]:
-        """(taken out, left, gone through, outdated)"""
-        found, outdated, tokens = 0, 0, tokens or [letter.token for letter in self.dead]
+    def exhume(self, verb: str, tokens: list[int]) -> tuple[int, int, int, int, int]:
+        """(taken out, left, gone through, outdated, stayed)"""
+        found, outdated, stayed, tokens = 0, 0, 0, tokens or [letter.token for letter in self.dead]
         for token in tokens:
             letter = next((letter for letter in self.dead if letter.token == token), None)
             if letter is None:
                 continue
+            newest = self._recall("version", letter.key)
+            known = verb == "redrive" and None not in (newest, letter.message.version)
+            is_old = known and letter.message.version < newest
+            if verb == "redrive" and not is_old and not self._has_room(letter):
+                stayed += 1
+                continue
             found += 1
             self.dead.remove(letter)
-            newest = self._recall("version", letter.key)
-            if verb == "redrive" and None not in (newest, letter.message.version) and letter.message.version < newest:
+            if is_old:
                 self._count("deleted", letter.message)
                 self.counters["outdated"] += 1
                 outdated += 1
@@ -518,7 +523,15 @@ class Model:
                 message.attempts, message.pinned, message.due, message.why = 0, False, self.now, "redrive"
                 message.earlier = 0
                 self._back(letter.key, message)
-        return found, len(self.dead), len(tokens), outdated
+        return found, len(self.dead), len(tokens), outdated, stayed
+
+    def _has_room(self, letter: Letter) -> bool:
+        """Whether the pending message of the letter's key loses nothing when the letter joins it."""
+        waiting, message = self.pending.get(letter.key), letter.message
+        if waiting is None or not self.rules.kept:
+            return True
+        older = waiting if (waiting.last, waiting.serial) < (message.last, message.serial) else message
+        return not older.dropped and len(waiting.payloads) + len(message.payloads) <= self.rules.kept
 
     def load(self, letter: Letter) -> str:
         """Store a letter that was there before."""

@@ -211,7 +211,7 @@ async def test_items_that_find_no_room_when_they_return_are_counted(face: Any, c
     await conserved(topic, ["k"])
 
 
-async def test_items_that_follow_a_redriven_one_are_counted(face: Any, conserved: Any) -> None:
+async def test_a_dead_letter_stays_while_a_newer_message_has_no_room_for_both(face: Any, conserved: Any) -> None:
     topic = face.topic("t", merge=append(3), backoff=0)
     # Given a dead letter, and a message that returned with two items and took in one of the two behind it
     await topic.trigger("k", 0)
@@ -221,11 +221,71 @@ async def test_items_that_follow_a_redriven_one_are_counted(face: Any, conserved
     await topic.trigger_many([("k", 3), ("k", 4)])
     await topic.nack(delivery)
     # When the dead letter is redriven
-    assert await topic.dead.redrive() == 1
-    # Then its item is the first, and the last one has no room any more
-    message = (await topic.peek("k")).pending
-    assert (message.payload, message.dropped, (await topic.stats())["items_dropped"]) == ([0, 1, 2], 2, 2)
+    assert await topic.dead.redrive() == 0
+    # Then it stays, and no accepted trigger is dropped for it
+    message, stats = (await topic.peek("k")).pending, await topic.stats()
+    assert (message.payload, message.dropped, stats["items_dropped"], stats.dead) == ([1, 2, 3], 1, 1, 1)
     await conserved(topic, ["k"])
+    # And it comes back when that message is done
+    await topic.ack(await topic.take(1))
+    assert await topic.dead.redrive() == 1
+    assert [one.payload for one in await topic.take(1)] == [[0]]
+
+
+STAYING: list[Any] = [
+    ({}, None),
+    ({"key": "k*"}, None),
+    ({"limit": 500}, None),
+    ({}, "ids"),
+]
+
+
+@pytest.mark.parametrize("policy", ["append", "union", "fields", "last"])
+@pytest.mark.parametrize("where", ["pending", "behind a delivery"])
+@pytest.mark.parametrize(("selection", "by"), STAYING, ids=["all", "by key", "newest", "by id"])
+async def test_letters_without_room_do_not_hold_up_the_others(
+    face: Any, conserved: Any, policy: str, where: str, selection: Any, by: Any
+) -> None:
+    merge: Any = {"append": append(2), "union": union(2), "fields": {"a": append(2)}, "last": "last"}[policy]
+
+    def pack(value: str) -> Any:
+        return {"append": value, "union": [value], "fields": {"a": value}, "last": value}[policy]
+
+    topic = face.topic("t", merge=merge, max_attempts=1)
+    names = [f"k{number}" for number in range(120)]
+    full, others = names[:60], names[60:]
+    # Given dead letters, more than a call moves, and newer messages that are full, of the older half
+    for old in ("old0", "old1"):
+        await topic.trigger_many([(name, pack(old)) for name in names])
+    assert len(await topic.nack(await topic.take(200))) == 120
+    if where != "pending":
+        await topic.trigger_many([(name, pack("runs")) for name in full])
+        deliveries = await topic.take(200)
+    for new in ("new0", "new1"):
+        receipts = await topic.trigger_many([(name, pack(new)) for name in full])
+        assert all(receipt.accepted for receipt in receipts)
+    if by == "ids":
+        selection = {"ids": [letter.id for letter in await topic.dead.list(200)]}
+    # When they are redriven
+    expected = 120 if policy == "last" else 60
+    assert await topic.dead.redrive(**selection) == expected
+    # Then those without room stay, and nothing is lost
+    stats = await topic.stats()
+    assert (stats.dead, stats["items_dropped"], stats["redriven"]) == (120 - expected, 0, expected)
+    if where != "pending":
+        await topic.ack(deliveries)
+    taken = await topic.take(200)
+    newest = {"append": ["new0", "new1"], "union": ["new0", "new1"], "fields": {"a": ["new0", "new1"]}, "last": "new1"}
+    oldest = {"append": ["old0", "old1"], "union": ["old0", "old1"], "fields": {"a": ["old0", "old1"]}, "last": "old1"}
+    assert {one.key: one.payload for one in taken} == {
+        **dict.fromkeys(full, newest[policy]), **dict.fromkeys(others, oldest[policy])
+    }  # fmt: skip
+    await conserved(topic, names)
+    # And later they come back, too
+    await topic.ack(taken)
+    assert await topic.dead.redrive(**selection) == 120 - expected
+    assert (await topic.stats()).dead == 0
+    await conserved(topic, names)
 
 
 async def test_a_union_keeps_the_first_and_counts_the_rest(face: Any) -> None:

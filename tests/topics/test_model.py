@@ -92,7 +92,7 @@ CASES = {
         (Rules(quiet=10_000, leading=True, merge=lambda payloads: payloads[0]),),
     ),
     "window": Case({"window": 10, "max_size": 5, "merge": "sum"}, (Rules(window=10_000, max_size=5, merge=sum),)),
-    "at once": Case({"merge": append(2)}, (Rules(**firsts(2)),)),
+    "at once": Case({"merge": append(3)}, (Rules(**firsts(3)),)),
     "priorities": Case({"priority": True, "merge": append(9)}, (Rules(ranked=True, **firsts(9)),)),
     "boosted, window": Case(
         {"priority_boost": 5, "window": 10, "merge": "sum"},
