@@ -28,6 +28,7 @@ __all__ = ["GROUP_VERBS", "TOPIC_VERBS", "describe_condition", "find_topic", "me
 
 T = TypeVar("T")
 log: logging.Logger = logging.getLogger("idemgate.operate")
+_COUNTED = 1000
 
 
 def find_topic(gate: Gate, given: Given) -> Topic:
@@ -318,10 +319,11 @@ def transfer_topic(gate: Gate, given: Given) -> Facts:
     plan = plan_transfer(source.open(), to.open(), reason, _once_a_second(tell))
     done = run_plan(plan, gate.context.link.run_all)
     left = source.stats()
+    full = len(source.dead.list(_COUNTED, reason=reason)) if left.dead else 0
     return {
         "topic": given["topic"], "to": given["to"], "moved": done.moved, "dropped": done.dropped,
         "left_pending": left.pending, "left_in_flight": left.in_flight,
-    }  # fmt: skip
+    } | ({"without_room": full} if full else {})  # fmt: skip
 
 
 def _look_transfer(gate: Gate, given: Given) -> Facts:

@@ -75,7 +75,8 @@ def plan_transfer(
 
     A message is first made a dead letter with this reason: nothing merges with it then. The other topic adopts the
     letter, and the first one deletes it. A plan that is interrupted leaves such letters. The next plan with the same
-    reason begins with them. The other topic remembers each for a day at least, so none is adopted twice.
+    reason begins with them. The other topic remembers each for a day at least, so none is adopted twice. It adopts no
+    letter that has no room in the pending message of its key. Such a letter stays, too.
 
     Deliveries, and the messages behind them, are left. So are messages that are triggered after it began.
 
@@ -95,6 +96,8 @@ class _Transfer:
         self._to = to
         self._reason = reason
         self._on_progress = on_progress
+        self._full = set[str]()
+        """The ids of letters that have no room in the other topic."""
         self.done = Transferred(0, 0)
 
     def move_slot(self, slot: int) -> Plan[None]:
@@ -116,21 +119,27 @@ class _Transfer:
         at: DeadPosition | None = wanted.before
         while at is not None:
             page = self._unless_moved((yield from run_call(self._source.dead(slot, wanted, PAGE, at))))
-            letters = [one for one in page.letters if one.reason == self._reason]
-            if letters:
-                yield from self._adopt(slot, letters)
-            else:
+            letters = [one for one in page.letters if one.reason == self._reason and one.id not in self._full]
+            adopted = 0
+            while letters:
+                count, letters = yield from self._adopt(slot, letters)
+                adopted += count
+            if not adopted:
                 at = page.next
 
-    def _adopt(self, slot: int, letters: Sequence[DeadLetter]) -> Plan[None]:
+    def _adopt(self, slot: int, letters: Sequence[DeadLetter]) -> Plan[tuple[int, list[DeadLetter]]]:
+        """Let the other topic adopt letters, and delete them here. Return how many, and those that it left for later."""
         batch = self._to.adopt_letters(self._source.name, [one.stored for one in letters])
         words = batch.join((yield from run_calls(batch.calls)))
-        numbers = [one.id.partition("-")[2] for one, word in zip(letters, words, strict=True) if word != "left"]
+        answers = [*zip(letters, words, strict=True)]
+        numbers = [one.id.partition("-")[2] for one, word in answers if word not in ("left", "full")]
         if numbers:  # without any, the oldest letters would be deleted
             self._unless_moved((yield from run_call(self._source.take_dead(slot, "delete", numbers))))
         moved = words.count("scheduled") + words.count("merged")
         self.done = Transferred(self.done.moved + moved, self.done.dropped + words.count("dropped"))
         self._on_progress(self.done)
+        self._full.update(one.id for one, word in answers if word == "full")
+        return len(numbers), [one for one, word in answers if word == "left"]
 
     def _unless_moved(self, answer: Any) -> Any:
         if isinstance(answer, SlotsChanged):

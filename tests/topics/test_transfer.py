@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from idemgate import Gate, Trigger
+from idemgate import Gate, Trigger, append
 from idemgate.core.calls import Batch, run_plan
 from idemgate.core.keys import slot_of
 from idemgate.errors import ResultTimeout, TopicInUse, UnexpectedData
@@ -291,6 +291,28 @@ def test_a_result_of_a_moved_message_is_none_of_later_triggers(gate: Gate, raw: 
     # And what is remembered of the moved message expires
     [dedup] = raw.scan_iter(f"*{gate.namespace}:*:new:*:dedup")
     assert 0 < raw.pttl(dedup) <= 2 * 86_400_000
+
+
+@for_each("size", [1, 9_000])
+def test_a_message_stays_while_the_one_of_its_key_has_no_room_for_both(gate: Gate, size: int) -> None:
+    # Given messages of two items, half of whose keys have a full one in the other topic
+    old, new = (gate.topic(f"{name}{size}", merge=append(2)) for name in ("old", "new"))
+    names = [f"k{number:03}" for number in range(120)]
+    for item in ("o" * size, "p" * size):
+        old.trigger_many([(name, item) for name in names])
+    for item in ("n" * size, "m" * size):
+        new.trigger_many([(name, item) for name in names[::2]])
+    # When they are moved
+    assert transfer(gate, old.name, new.name).moved == 60
+    # Then nothing of the other topic was dropped, and what has no room is a dead letter of the former one
+    assert (new.stats().pending, new.stats()["items_dropped"]) == (120, 0)
+    assert (old.stats().pending, old.stats().dead) == (0, 60)
+    assert {letter.reason for letter in old.dead.list(100)} == {REASON}
+    # And the same command goes on when there is room
+    while deliveries := new.take(50):
+        new.ack(deliveries)
+    assert transfer(gate, old.name, new.name).moved == 60
+    assert (old.stats().dead, new.stats().pending, new.stats()["items_dropped"]) == (0, 60, 0)
 
 
 def test_dead_letters_of_others_stay(gate: Gate, url: str, clock: Clock) -> None:

@@ -1,6 +1,6 @@
 --- Make dead letters of another topic pending messages of this one, each once: a mark of each is remembered for a day or
 --- `remember`. A message keeps its due time, attempts and version. It merges with the pending message of its key, and is then
---- due at the earlier time of both, unless a caller set one.
+--- due at the earlier time of both, unless a caller set one. It stays a letter if that message would lose items by it.
 --- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
@@ -8,12 +8,13 @@
 --- ARGV[4] name of the process
 --- ARGV[5..] two a letter: mark (topics/lib/events); packed dead letter (topics/lib/slot/slot)
 --- Returns {"ok", now ms, then one a letter: "scheduled" | "merged" | "duplicate" (its mark is known) | "dropped" (a later trigger
----         of its key has a higher version) | "left" (this call has read 128 KiB of messages)} {"foreign", now ms, problem}
+---         of its key has a higher version) | "full" (there is no room for both) | "left" (this call has read 128 KiB of messages)} {"foreign", now ms, problem}
 --- Keys: hash
 --- @include "lib/now"
 --- @include "topics/lib/slot/slot"
 --- @include "topics/lib/slot/early_reply"
 --- @include "topics/lib/schedule/requeue"
+--- @include "topics/lib/schedule/fits_pending"
 --- @include "topics/lib/slot/counters"
 --- @include "topics/lib/schedule/hints"
 --- @include "topics/lib/slot/budget"
@@ -78,8 +79,11 @@ local function adopt(key, m)
     note_transition(K, "dropped_version", key, nil, m)
     return "dropped"
   end
+  m.serial = serial + triggers + m.count
+  if not fits_pending(K, p, key, m) then
+    return "full"
+  end
   triggers = triggers + m.count
-  m.serial = serial + triggers
   local due, why = earlier_time(key, m)
   local joined = requeue(K, p, key, m, due, why)
   folded = folded + joined
@@ -97,7 +101,9 @@ for i, key in ipairs(keys) do
     answer = "duplicate"
   elseif i <= accepted then
     answer = adopt(key, messages[i])
-    add_event(seen, marks[i], expires, now_ms)
+    if answer ~= "full" then
+      add_event(seen, marks[i], expires, now_ms)
+    end
   end
   reply[i + 2] = answer
 end
