@@ -112,6 +112,8 @@ class _StreamReader(EntryReader[PendingEntry]):
         self._group = Group(options.context.aio_link, options.stream, options.group, consumer, options.reclaim_ms)
         self._recreate_from: str = options.start
         self._reclaim_at = self._remove_at = 0.0
+        self._group_seen = False
+        self._refusal: ServerRejected | None = None  # of the creation of the group
         facts = {"stream": options.stream, "group": options.group, "consumer": consumer}
         super().__init__(options, "stream", facts, stop)
 
@@ -121,10 +123,13 @@ class _StreamReader(EntryReader[PendingEntry]):
         except ServerRejected as error:
             if not is_out_of_memory(error):
                 raise
+            self._refusal = error
             self._report_error(error)  # the group may exist; if not, the first read says so, and it is created later
 
     async def _create_group(self, start: str) -> None:
-        if await self._group.create(start):
+        made = await self._group.create(start)
+        self._group_seen = True
+        if made:
             self._count("groups_made")
             log.info("subscriber.group_made", extra=self._facts | {"start": start})
 
@@ -141,12 +146,18 @@ class _StreamReader(EntryReader[PendingEntry]):
         await self._take_new(self._block_ms())
 
     async def _take_waiting(self) -> None:
-        await self._reclaim()
-        await self._take_new(None)
+        try:
+            await self._reclaim()
+            await self._take_new(None)
+        except ServerRejected as error:
+            if self._refusal is not None and is_group_missing(error):
+                raise self._refusal from None  # the cause
+            raise
 
     async def _take_new(self, block_ms: int | None) -> None:
         if (room := self._room()) > 0:  # after the reclaim
             taken = await self._group.read(room, block_ms)
+            self._group_seen = True
             self._count("read", len(taken))
             if taken and self._stream.start == "$":
                 self._recreate_from = taken[-1].entry.id
@@ -172,14 +183,14 @@ class _StreamReader(EntryReader[PendingEntry]):
             log.warning("subscriber.consumers_kept stream=%r error=%r", self._stream.stream, str(error), extra=facts)
 
     async def _recover(self, error: StoreError, failures: int) -> None:
-        """Create a deleted group again; after any other error wait.
+        """Create a group that was deleted, or could not be created before; after any other error wait.
 
         The new group starts at the beginning of the stream, or with start="$" at the last entry read here. The list of
         pending entries is lost with the group, so some entries are delivered twice rather than never.
         """
         try:
             if is_group_missing(error):
-                if failures & (failures - 1) == 0:
+                if self._group_seen and failures & (failures - 1) == 0:
                     log.error("subscriber.group_gone", extra=self._facts)
                 await self._create_group(self._recreate_from)
                 return

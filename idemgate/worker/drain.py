@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from idemgate.core.validation import check_int
 from idemgate.core.waits import finish_despite_cancel
-from idemgate.errors import NotDrained
+from idemgate.errors import NotDrained, ServerRejected
 from idemgate.store.context import Context
+from idemgate.store.retry import is_out_of_memory
 from idemgate.topics.deliveries import Settlement
 from idemgate.topics.messages import Taken
 from idemgate.topics.topic import Topic
@@ -25,7 +26,7 @@ from idemgate.worker.consumer import InFlight, TopicConsumer
 from idemgate.worker.cron import CronScheduler
 from idemgate.worker.dispatcher import Ended
 from idemgate.worker.forwarder import Forwarder
-from idemgate.worker.loop import DeliveryLoop
+from idemgate.worker.loop import DeliveryLoop, OfTopic, StoreOutage
 from idemgate.worker.places import Places
 from idemgate.worker.poller import Poller
 
@@ -59,7 +60,8 @@ class Drained(Ran):
         topics: The parts by the name of the topic, of each topic that has a handler or is forwarded.
         subscribers: Entries of streams and lists and rows of outboxes, of all subscribers together.
         skipped: What was not drained: each topic with due messages that has no handler, such as "topic 'images'", and
-            the `repr` of each subscriber that cannot be drained, such as one of a Pub/Sub channel.
+            the `repr` of each subscriber that cannot be drained, such as one of a Pub/Sub channel. Also each for which
+            the server has no memory, such as a stream whose group does not exist; the reason is logged.
         errors: What handlers of topics raised, in order. It does not count in a comparison.
     """
 
@@ -101,6 +103,7 @@ class _Drain:
     def __init__(self, topics: Mapping[str, Topic], subscribers: Sequence[object], limit: int) -> None:
         self._stop = asyncio.Event()
         self._loop = _Loop(self._stop)
+        self._outage = StoreOutage()
         self._limit = limit
         self._topics = topics
         self._pollers = {name: Poller(topic) for name, topic in topics.items() if topic.definition.has_consumer}
@@ -114,7 +117,12 @@ class _Drain:
     async def open(self) -> None:
         """Check the policies and build what serves the topics."""
         for poller in self._pollers.values():
-            await poller.open()
+            opened = False
+            with self._skipping(_name_topic(poller.topic.name), poller):
+                await poller.open()
+                opened = True
+            if not opened:
+                continue
             definition = poller.topic.definition
             if definition.forward is None:
                 consumer = _Consumer(poller, self._limit)
@@ -129,19 +137,37 @@ class _Drain:
         """Run what is due of each source in turn. Return False if there was nothing."""
         before = self._count()
         for subscriber in self._subscribers:
-            while n := await subscriber.drain_once():
-                self._add(subscriber, repr(subscriber), n)
+            name = repr(subscriber)
+            with self._skipping(name):
+                while n := await subscriber.drain_once():
+                    self._add(subscriber, name, n)
         for scheduler in self._schedulers:
             if scheduler.pause() <= 0:
-                await scheduler.run_once()
+                with self._skipping(_name_topic(scheduler.topic.name), scheduler):
+                    await scheduler.run_once()
         for forwarder in self._forwarders:
             poller = forwarder.poller
+            name = _name_topic(poller.topic.name)
             poller.mark_all_due()
-            while poller.due_slots(poller.calls):
-                self._add(forwarder, _name_topic(poller.topic.name), await forwarder.run_once())
+            with self._skipping(name, forwarder):
+                while poller.due_slots(poller.calls):
+                    self._add(forwarder, name, await forwarder.run_once())
         for consumer in self._consumers:
             await self._run_topic(consumer)
         return self._count() > before
+
+    @contextmanager
+    def _skipping(self, name: str, source: OfTopic | None = None) -> Generator[None]:
+        """Go on with the rest if the server has no memory for this."""
+        try:
+            yield
+        except ServerRejected as error:
+            if not is_out_of_memory(error):
+                raise
+            if source is not None:
+                self._outage.begin(source, error)
+            if name not in self._skipped:
+                self._skipped.append(name)
 
     def _count(self) -> int:
         return self._processed.total() + sum(consumer.taken for consumer in self._consumers)

@@ -394,6 +394,49 @@ async def test_a_subscriber_of_ones_own_is_drained_and_a_channel_is_named(gate: 
     assert ran.skipped == (repr(gate.subscribers[2]),)
 
 
+@pytest.mark.parametrize("stream", ["missing", "without a group", "with a group"])
+async def test_a_server_without_memory_drains_all_but_a_stream_without_a_group(
+    gate: Gate, raw: Any, run: Run, handled: Handled, caplog: pytest.LogCaptureFixture, stream: str
+) -> None:
+    # Given a stream with or without its group, and a topic and a list beside it
+    topic, name, got = gate.topic("t"), gate.namespace, list[object]()
+    topic.handler(handled.handler())
+    await topic.aio.trigger("k")
+    gate.stream(f"{name}:stream", group="g")(got.append)
+    gate.consume_list(f"{name}:list")(got.append)
+    raw.rpush(f"{name}:list", b"entry")
+    if stream != "missing":
+        raw.xadd(f"{name}:stream", {"a": 1})
+    if stream == "with a group":
+        raw.xgroup_create(f"{name}:stream", "g", "0")
+    # And topics that the server has to store something for: a policy, an occurrence, a list
+    gate.topic("new").handler(handled.handler())
+    gate.topic("cron").every("* * * * *", payload=1, name="minute")
+    gate.topic("cron").handler(handled.handler())
+    forwarded = gate.topic("forwarded")
+    forwarded.forward("list")
+    await forwarded.aio.trigger("k")
+    await gate.topic("cron").aio.open()
+    # When the server has no memory
+    raw.config_set("maxmemory", 1)
+    try:
+        ran = await run()
+    finally:
+        raw.config_set("maxmemory", 0)
+    # Then what it can do is done, and what it cannot is named, with the reason in the log
+    left = () if stream == "with a group" else (repr(gate.subscribers[0]),)
+    topics = {"topic 'new'", "topic 'cron'", "topic 'forwarded'"}
+    assert (ran.topics["t"], ran.subscribers, {*ran.skipped}) == (Ran(1), 1 if left else 2, {*topics, *left})
+    assert [record.topic for record in caplog.records if record.getMessage().startswith("worker.store_un")] == ["new"]
+    errors = [record.error for record in caplog.records if record.getMessage().startswith("subscriber.store_error")]
+    assert errors
+    assert all("maxmemory" in error for error in errors)
+    # And with memory the rest is done
+    if stream == "missing":
+        raw.xadd(f"{name}:stream", {"a": 1})
+    assert ((await run()).subscribers, len(got)) == (1 if left else 0, 2)
+
+
 async def test_a_topic_without_a_handler_is_named_if_it_has_due_messages(
     gate: Gate, clock: Clock, run: Run, handled: Handled
 ) -> None:

@@ -777,7 +777,9 @@ async def test_it_begins_when_the_store_is_there(replicas: Any, url: str, stream
 
 
 @pytest.mark.parametrize("group", ["exists", "is missing"])
-async def test_it_starts_while_the_server_is_out_of_memory(group: str, one: Gate, stream: Log) -> None:
+async def test_it_starts_while_the_server_is_out_of_memory(
+    group: str, one: Gate, stream: Log, caplog: pytest.LogCaptureFixture
+) -> None:
     # Given entries, and a server without memory
     got = list[bytes]()
     one.stream(stream.name, group="billing")(lambda entry: got.append(entry.fields["n"]))
@@ -799,6 +801,33 @@ async def test_it_starts_while_the_server_is_out_of_memory(group: str, one: Gate
     finally:
         stream.raw.config_set("maxmemory", 0)
     assert got == [b"1"]
+    # And no log says that a group was deleted
+    assert "subscriber.group_gone" not in caplog.text
+
+
+@pytest.mark.parametrize("gone", ["the group", "the stream"])
+async def test_a_group_that_was_deleted_is_logged_and_created_again(
+    gone: str, one: Gate, stream: Log, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscriber that looks for vanished consumers each time
+    monkeypatch.setattr("idemgate.subscribers.stream.REMOVE_INTERVAL", 0)
+    got = list[bytes]()
+    one.stream(stream.name, group="billing")(lambda entry: got.append(entry.fields["n"]))
+    async with one.aio.subscribers():
+        stream.add(n=1)
+        await eventually(lambda: stream.settled(1))
+        assert "subscriber.group_gone" not in caplog.text
+        # When its group is deleted
+        if gone == "the group":
+            stream.raw.xgroup_destroy(stream.name, "billing")
+        else:
+            stream.raw.delete(stream.name)
+        # Then this is logged, and the group is created
+        await eventually(lambda: "subscriber.group_gone" in caplog.text)
+        stream.add(n=2)
+        await eventually(lambda: b"2" in got)
+    # And nothing else was
+    assert "subscriber.consumers_kept" not in caplog.text
 
 
 async def test_what_is_no_stream_ends_all_with_an_error(one: Gate, stream: Log) -> None:
