@@ -128,7 +128,7 @@ class _Transfer:
                 at = page.next
 
     def _adopt(self, slot: int, letters: Sequence[DeadLetter]) -> Plan[tuple[int, list[DeadLetter]]]:
-        """Let the other topic adopt letters, and delete them here. Return how many, and those that it left for later."""
+        """Let the other topic adopt letters, and delete them here. Return how many, and those left for later."""
         batch = self._to.adopt_letters(self._source.name, [one.stored for one in letters])
         words = batch.join((yield from run_calls(batch.calls)))
         answers = [*zip(letters, words, strict=True)]

@@ -59,7 +59,8 @@ class PendingEntry(HeldEntry):
 
 def is_group_missing(error: BaseException) -> bool:
     """Return True if the server reported a missing stream or group."""
-    return isinstance(error, ServerRejected) and any(word in str(error) for word in ("NOGROUP", "UNBLOCKED", "no such key"))
+    words = ("NOGROUP", "UNBLOCKED", "no such key")
+    return isinstance(error, ServerRejected) and any(word in str(error) for word in words)
 
 
 class Group:

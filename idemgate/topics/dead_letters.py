@@ -382,8 +382,8 @@ class DeadTaken(NamedTuple):
     """The result of one `take_dead` call.
 
     `taken` dead letters were removed and `left` remain in the slot. `seen` of the requested ids were processed; an
-    absent id counts as processed. `outdated` of those to redrive were deleted. `stayed` of those that were processed are
-    dead letters still: the pending message of their key has no room for both.
+    absent id counts as processed. `outdated` of those to redrive were deleted. `stayed` of those that were processed
+    are dead letters still: the pending message of their key has no room for both.
     """
 
     taken: int

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
 from typing import Any
 
 import freezegun
@@ -432,3 +433,46 @@ def test_timeouts_end_in_a_test_that_freezes_the_time(url: str, namespace: str, 
         assert time.monotonic() == frozen
     gate.close()
     away.close()
+
+
+@pytest.mark.parametrize("aio", [False, True], ids=["blocking", "awaiting"])
+def test_a_frozen_time_can_be_a_result_and_a_payload(url: str, namespace: str, aio: bool) -> None:
+    # Given a function that returns the current time, and a topic
+    gate, runs = Gate(url, namespace=namespace), list[str]()
+
+    def read_clock(key: str) -> dict[str, Any]:
+        runs.append(key)
+        return {"at": datetime.now(UTC), "on": [date.today()]}  # noqa: DTZ011
+
+    @gate.once(key="{key}", scope="aio")
+    async def read_clock_later(key: str) -> dict[str, Any]:
+        return read_clock(key)
+
+    stamp = gate.once(key="{key}", scope="s")(read_clock)
+    of_day = gate.once(scope="of a day")(lambda day: runs.append(str(day)))
+    topic = gate.topic("t")
+
+    async def await_both() -> list[dict[str, Any]]:
+        try:
+            await topic.aio.trigger("k", await read_clock_later("x"))
+            return [await read_clock_later("x") for _ in range(2)]
+        finally:
+            await gate.aio.close()
+
+    with freezegun.freeze_time("2026-01-02", real_asyncio=True):
+        # When it is stored while a test freezes the time
+        if aio:
+            found = asyncio.run(await_both())
+        else:
+            topic.trigger("k", stamp("x"))
+            found = [stamp("x") for _ in range(2)]
+            of_day(date.today())  # noqa: DTZ011
+            of_day(date.today())  # noqa: DTZ011
+    # Then duplicates and the worker get it as the time that it stands for
+    [delivery] = topic.take(1)
+    assert runs == (["x"] if aio else ["x", "2026-01-02"])
+    for value in (*found, delivery.payload):
+        assert value == {"at": datetime(2026, 1, 2, tzinfo=UTC), "on": [date(2026, 1, 2)]}
+    assert type(delivery.payload["at"]) is datetime
+    assert type(delivery.payload["on"][0]) is date
+    gate.close()

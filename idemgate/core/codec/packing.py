@@ -41,6 +41,8 @@ __all__ = [
 
 _PACKER: Callable[..., Packer] = Packer  # the stubs do not know buf_size
 _AS_IS = frozenset({str, bool, NoneType, bytes})
+_FREEZEGUN = "freezegun.api"
+"""The module of FakeDatetime and FakeDate, which stand for `datetime` and `date` while a test freezes the time."""
 _NAN = float("nan")
 _MICROSECOND = timedelta(microseconds=1)
 _NAME, _HIDDEN, _UNSET = range(3)
@@ -185,6 +187,10 @@ class ValueEncoder:
             return self._write_enum(value, outer, step)
         place = outer.inside(step, levels=2, modelled=True)
         model = value if type(value) is StoredModel else _read(value, place)
+        if model is None and type(value).__module__ == _FREEZEGUN and isinstance(value, date):
+            # Not by the names of this module: freezegun replaces them, too.
+            kind = next(kind for kind in type(value).__mro__ if kind in _WRITERS)
+            return _WRITERS[kind](self, value, outer, step)
         if model is None:
             fix = next((fix for kind, fix in _FIXES if isinstance(value, kind)), _FIX)
             problem = f"is a {type(value).__qualname__}, which would come back as something else"
