@@ -643,8 +643,8 @@ class Gate:
             done: True stores `result` for `retention`; False lets the next call run.
             result: what duplicates get.
             retention: how long the key stays done. None: the longest retention of the programs that use the scope.
-                The store knows it a sixth of a lease, and at least a second, after the first lease that one of them renews.
-                For `done=False` it is how long the attempts are counted.
+                The store knows it a sixth of a lease, and at least a second, after the first lease that one of them
+                renews. For `done=False` it is how long the attempts are counted.
             scope: the scope of the key.
 
         Returns:
