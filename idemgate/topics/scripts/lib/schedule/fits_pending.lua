@@ -1,10 +1,11 @@
+--- Keys: hash
 --- @include "topics/lib/schedule/schedule"
 --- @include "topics/lib/slot/message"
 --- @include "topics/lib/payloads"
 -- Return true if no item is lost when a message joins the pending one of its key, as `fold` merges them. Writes nothing.
 local function fits_pending(K, p, key, m)
-  local op = p.merge.op
-  local packed = (op == "append" or op == "union" or op == "fields") and redis.call("HGET", pending_hash(K, key), key)
+  local op, hash = p.merge.op, pending_hash(K, key)
+  local packed = (op == "append" or op == "union" or op == "fields") and redis.call("HGET", hash, key)
   if not packed then
     return true
   end
