@@ -216,6 +216,11 @@ def _refuse(_: object) -> None:
 class _RunSession(Session):
     """The session of a run. A `with` block flushes it and leaves it open: closing it would discard the objects."""
 
+    def rollback(self) -> None:
+        """Roll back also a transaction of which the session has used nothing: what was added to it is lost."""
+        super().rollback()
+        cast("Connection", self.bind).rollback()
+
     def __exit__(self, type_: object, value: object, traceback: object) -> None:
         if type_ is None:
             self.flush()
@@ -223,6 +228,8 @@ class _RunSession(Session):
 
 class _AsyncRunSession(AsyncSession):
     """As `_RunSession`."""
+
+    sync_session_class = _RunSession
 
     async def __aexit__(self, type_: object, value: object, traceback: object) -> None:
         if type_ is None:

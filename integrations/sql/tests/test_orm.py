@@ -117,6 +117,31 @@ async def test_a_commit_is_refused(gate: Gate, shop: SQLAlchemy, what: str) -> N
     assert (shop.credits(), shop.rows()) == ([], [])
 
 
+@pytest.mark.parametrize("is_flushed", [True, False], ids=["flushed", "not flushed"])
+@pytest.mark.parametrize("kind", [SQLAlchemy, AsyncSQLAlchemy, SQLAlchemyOnSqlite])
+async def test_a_rollback_of_a_session_is_no_success(
+    gate: Gate, postgres_url: str, tmp_path: Path, kind: type[SQLAlchemy], is_flushed: bool
+) -> None:
+    shop = kind(find_url(kind, tmp_path, lambda: postgres_url))
+    inbox = await shop.create()
+
+    async def add(_: Any, key: str) -> str:
+        session = inbox.session()
+        session.add(Effect(key=key))
+        for step in ("flush", "rollback") if is_flushed else ("rollback",):
+            done = getattr(session, step)()
+            if shop.awaiting:
+                await done
+        return key
+
+    pay = shop.decorate(gate, inbox, add)
+    # Then the caller is told that what it added is gone, and the key is not done
+    for _ in range(2):
+        with pytest.raises(EndedByHandler):
+            await pay("p1")
+    assert (shop.credits(), shop.rows()) == ([], [])
+
+
 async def test_savepoints_of_a_session_work(gate: Gate, shop: SQLAlchemy) -> None:
     inbox = await shop.create()
 
