@@ -232,6 +232,18 @@ async def test_a_dead_letter_stays_while_a_newer_message_has_no_room_for_both(fa
     assert [one.payload for one in await topic.take(1)] == [[0]]
 
 
+async def test_a_dead_letter_that_has_dropped_items_takes_in_no_newer_one(face: Any) -> None:
+    # Given a dead letter that dropped an item since it was too large, and a newer message of which both have room
+    topic = face.topic("t", merge="append")
+    receipts = await topic.trigger_many([("k", str(n) * 230_000) for n in range(5)])
+    assert [one.status for one in receipts] == ["scheduled", "merged", "merged", "merged", "dropped"]
+    assert await topic.bury(await topic.take(1)) == ["dead"]
+    await topic.trigger("k", "new")
+    # When it is redriven, then it stays: its list has an end, behind which nothing joins it
+    assert await topic.dead.redrive() == 0
+    assert [one.payload for one in await topic.take(1)] == [["new"]]
+
+
 STAYING: list[Any] = [
     ({}, None),
     ({"key": "k*"}, None),

@@ -315,6 +315,17 @@ def test_a_message_stays_while_the_one_of_its_key_has_no_room_for_both(gate: Gat
     assert (old.stats().dead, new.stats().pending, new.stats()["items_dropped"]) == (0, 60, 0)
 
 
+def test_a_message_stays_while_the_older_one_of_its_key_has_dropped_items(gate: Gate, clock: Clock) -> None:
+    # Given a message of the other topic that dropped an item, and a later one that would have room in it
+    old, new = (gate.topic(name, merge="append") for name in ("old", "new"))
+    new.trigger_many([("k", str(n) * 230_000) for n in range(5)])
+    clock.advance("1ms")
+    old.trigger("k", "late")
+    # Then it stays, since nothing joins a list that has dropped items
+    assert transfer(gate, "old", "new").moved == 0
+    assert (old.stats().dead, new.stats()["items_dropped"]) == (1, 1)
+
+
 def test_dead_letters_of_others_stay(gate: Gate, url: str, clock: Clock) -> None:
     # Given dead letters, more than a program would keep, some with a reason that begins alike, and an old one
     old = gate.topic("old", dead_retention="365d", max_dead_letters=500)
