@@ -269,7 +269,8 @@ class _DjangoGuard:
 
 
 def _read_request(request: HttpRequest) -> Request:
-    query = request.META.get("QUERY_STRING", "").encode("latin-1", "replace")
+    # Django has decoded it: that of ASGI, which has a scope, from UTF-8.
+    query = request.META.get("QUERY_STRING", "").encode("utf-8" if hasattr(request, "scope") else "latin-1")
     headers = Headers((str(name), str(value)) for name, value in request.headers.items())
     return Request(request.method or "", request.path, query, headers, request)
 

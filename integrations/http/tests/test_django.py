@@ -34,6 +34,7 @@ from idemgate_http.wsgi import IdempotencyKeyWSGI
 from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock
 from integrations.http.tests.apps import MIDDLEWARE, Answer, django_app, setup_django
+from integrations.http.tests.wire import post as wire_post
 
 SHOP = Path(__file__).with_name("shop.py")
 setup_django()
@@ -487,6 +488,36 @@ def test_the_limit_of_django_for_bodies_is_answered_with_413(configure: Any) -> 
     guarded = IdempotencyKeyMiddleware(lambda request: HttpResponse())
     with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=10):
         assert guarded(post(body=b"x" * 11)).status_code == 413
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_two_query_strings_of_raw_utf_8_are_two_payloads(configure: Any, gate: Gate, is_async: bool) -> None:
+    configure()
+
+    def buy(request: Any) -> HttpResponse:
+        return HttpResponse("bought " + request.GET["item"])
+
+    # Given Django behind a server that passes on a query string as the client sent it
+    urls = type("Urls", (), {"urlpatterns": [re_path("", buy)]})
+    with override_settings(ROOT_URLCONF=urls, MIDDLEWARE=[MIDDLEWARE]):
+        app: Any = ASGIHandler() if is_async else WSGIHandler()
+        # When one key is sent with two items of the same length, which are not percent-encoded
+        answers = [await send_raw(app, item, is_async) for item in ("日本", "東京", "日本")]
+    # Then the second is another payload
+    assert [status for status, _ in answers] == [200, 422, 200]
+    assert [body for status, body in answers if status == 200] == ["bought 日本".encode()] * 2
+    await gate.aio.close()
+
+
+async def send_raw(app: Any, item: str, is_async: bool) -> tuple[int, bytes]:
+    """Return status and body of the answer to a query string of raw UTF-8."""
+    query = f"item={item}".encode()
+    if is_async:
+        wire = await wire_post(app, path="/", query_string=query)
+        return wire.status, wire.body
+    environ, statuses = post().environ | {"QUERY_STRING": query.decode("latin-1")}, list[str]()
+    parts = await asyncio.to_thread(app, environ, lambda status, _: statuses.append(status))
+    return int(statuses[0][:3]), b"".join(parts)
 
 
 def test_fields_of_one_name_are_joined_in_a_replay(configure: Any, gate: Gate) -> None:
