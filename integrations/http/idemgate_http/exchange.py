@@ -110,6 +110,7 @@ class Exchange:
         if self._passing:
             await self._pass_on(message)
             return
+        message = _copy(message)
         self._messages.append(message)
         if message["type"] == "http.response.start":
             if len(self._messages) > 1:
@@ -184,6 +185,16 @@ class Exchange:
     async def _pass_on(self, message: Message) -> None:
         if not self._abandoned:
             await self._send(message)
+
+
+def _copy(message: Message) -> Message:
+    """Return a message as it is now: headers may be an iterator, and the app may use its objects again."""
+    copied = dict(message)
+    if "headers" in message:
+        copied["headers"] = [(name, value) for name, value in message["headers"]]
+    if "body" in message:
+        copied["body"] = b"".join((message["body"],))  # bytes are not copied
+    return copied
 
 
 def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, str], ...]:

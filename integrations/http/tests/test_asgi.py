@@ -117,6 +117,30 @@ async def test_a_response_in_parts_with_a_length_is_kept(agate: Gate) -> None:
     assert (await post(guarded)).body == b"abcd"
 
 
+async def test_a_message_is_read_when_it_is_sent(agate: Gate) -> None:
+    """The app may give its headers as an iterator, and use a message and a buffer again."""
+    headers = [(b"content-length", b"6"), (b"location", b"/p/1")]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": iter(headers)})
+        message = {"type": "http.response.body", "body": b"ab", "more_body": True}
+        await send(message)
+        buffer = bytearray(b"cd")
+        message["body"] = memoryview(buffer)
+        await send(message)
+        buffer[:] = b"ef"
+        message["more_body"] = False
+        await send(message)
+
+    guarded = IdempotencyKey(app, gate=agate, **OPTIONS)
+    first, second = await post(guarded), await post(guarded)
+    assert first.sent[0]["headers"] == headers
+    assert [(message["body"], message["more_body"]) for message in first.sent[1:]] == [
+        (b"ab", True), (b"cd", True), (b"ef", False),
+    ]  # fmt: skip
+    assert (second.body, second.sent[0]["headers"][0]) == (b"abcdef", headers[1])
+
+
 async def test_extensions_that_a_buffer_cannot_replay_are_not_offered(agate: Gate) -> None:
     offered: list[Any] = []
 
