@@ -12,9 +12,9 @@ __all__ = ["DIGESTS", "HEADER_BYTES", "NEVER_KEPT", "REPLAYABLE", "Response", "S
 DIGESTS = frozenset({"content-digest", "repr-digest", "digest", "content-md5"})
 """Digests of the body. One of a body that `redact` has changed is wrong, and confirms a guess of what was removed."""
 REPLAYABLE = DIGESTS | {
-    "content-type", "content-language", "content-encoding", "content-disposition", "content-location", "location",
-    "link", "etag", "last-modified", "cache-control", "cdn-cache-control", "surrogate-control", "pragma", "expires",
-    "vary", "content-security-policy", "x-content-type-options", "x-frame-options", "referrer-policy",
+    "content-type", "content-language", "content-encoding", "content-disposition", "content-location", "content-range",
+    "location", "link", "etag", "last-modified", "cache-control", "cdn-cache-control", "surrogate-control", "pragma",
+    "expires", "vary", "content-security-policy", "x-content-type-options", "x-frame-options", "referrer-policy",
     "permissions-policy", "cross-origin-opener-policy", "cross-origin-embedder-policy", "cross-origin-resource-policy",
     "x-robots-tag", "refresh",
 }  # fmt: skip

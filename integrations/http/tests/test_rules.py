@@ -345,7 +345,7 @@ def test_only_listed_headers_are_replayed(serve: Serve) -> None:
         ("Cross-Origin-Opener-Policy", "same-origin"), ("Cross-Origin-Embedder-Policy", "require-corp"),
         ("Cross-Origin-Resource-Policy", "same-origin"), ("X-Robots-Tag", "noindex"), ("Refresh", "0;url=/"),
         ("Content-Digest", "sha-256=:YQ==:"), ("Repr-Digest", "sha-256=:YQ==:"), ("Digest", "a=b"),
-        ("Content-MD5", "a"),
+        ("Content-MD5", "a"), ("Content-Range", "bytes 0-0/5"),
     ]  # fmt: skip
     effects = Effects(lambda call, number: Answer(b"x", 200, headers))
     client = serve(effects, keep_headers=["X-Cost"])
