@@ -15,7 +15,7 @@ from idemgate.errors import AttemptsExhausted, LeaseLost
 from idemgate_http.keys import Identity, parse_key, record_key, tag_caller
 from idemgate_http.options import HttpOptions, Options, check_options
 from idemgate_http.problems import build_problem
-from idemgate_http.request import Request
+from idemgate_http.request import Request, spell_media_type
 from idemgate_http.response import (
     DIGESTS,
     HEADER_BYTES,
@@ -143,9 +143,10 @@ class HttpGuard:
 
     # After the body was read
 
-    def admit(self, selected: Selected, body: bytes) -> Admission | Response | None:
+    def admit(self, selected: Selected, body: bytes, *, is_form: bool = False) -> Admission | Response | None:
         """Return the key and the fingerprint of a request, the response that refuses it, or None to pass it on.
 
+        `is_form`: the body is a packed form, so its boundary means nothing any more.
         Only an event without an id is passed on: the handshake of a webhook.
         """
         request, caller, key = selected
@@ -163,15 +164,16 @@ class HttpGuard:
                 return None
             key, caller = event.id, f"{tag_caller(caller)}:{options.source.name}:{event.source}"
         record = record_key(caller, request.method, request.path, key)
-        return Admission(request, record, self._fingerprint(request, body))
+        return Admission(request, record, self._fingerprint(request, body, is_form))
 
-    def _fingerprint(self, request: Request, body: bytes) -> object:
+    def _fingerprint(self, request: Request, body: bytes, is_form: bool = False) -> object:
         """Return what identifies the payload. A webhook has none: a provider may change fields of a retry."""
         if self.options.fingerprint is not None:
             return self.options.fingerprint(request, body)
         if self.options.source is not None:
             return None
-        query, media_type = request.query, request.media_type.encode(errors="surrogateescape")
+        query, content_type = request.query, request.headers.get("content-type", "")
+        media_type = spell_media_type(content_type, with_boundary=not is_form).encode(errors="surrogateescape")
         head = b"%d:%b%d:%b" % (len(query), query, len(media_type), media_type)
         if request.content_encoding:
             coding = request.content_encoding.encode(errors="surrogateescape")

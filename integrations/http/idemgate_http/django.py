@@ -262,6 +262,7 @@ class _DjangoGuard:
         return any(self._core.passes(request.method or "", mark) for mark in marks)
 
     def _read_body(self, request: HttpRequest, selected: Any) -> Admission | Response | None:
+        is_form = False
         try:
             body = request.body
         except RequestDataTooBig:  # DATA_UPLOAD_MAX_MEMORY_SIZE
@@ -269,8 +270,8 @@ class _DjangoGuard:
         except RawPostDataException:  # CsrfViewMiddleware and others parse a multipart form before a decorated view
             if not request.POST and not request.FILES:
                 raise
-            body = pack_form(request.POST, request.FILES)
-        return self._core.admit(selected, body)
+            body, is_form = pack_form(request.POST, request.FILES), True
+        return self._core.admit(selected, body, is_form=is_form)
 
 
 def _begin(request: HttpRequest, response: Any) -> Any:

@@ -12,7 +12,7 @@ import flask
 from werkzeug.exceptions import ClientDisconnected, HTTPException, RequestEntityTooLarge
 
 from idemgate import Gate
-from idemgate_http.core import MARK, STREAMED, HttpGuard
+from idemgate_http.core import MARK, STREAMED, Admission, HttpGuard, Selected
 from idemgate_http.options import HttpOptions
 from idemgate_http.response import Response
 from idemgate_http.views import Late, pack_form, run_view
@@ -71,8 +71,7 @@ def _run(core: HttpGuard, call: Callable[[], flask.Response]) -> flask.Response:
     if selected is None:
         return call()
     try:
-        body = b"" if isinstance(selected, Response) else _read_body(request, core.options.max_body_bytes)
-        admission = selected if isinstance(selected, Response) else core.admit(selected, body)
+        admission = selected if isinstance(selected, Response) else _read_body(core, request, selected)
     except ClientDisconnected:  # the body is shorter than its Content-Length
         admission = core.refuse("body-incomplete")
     except RequestEntityTooLarge:
@@ -99,25 +98,26 @@ def _begin(response: flask.Response) -> flask.Response:
     return response
 
 
-def _read_body(request: flask.Request, most: int) -> bytes:
-    """Return the body, or the form if something before the view has parsed it: then Flask has no body any more.
+def _read_body(core: HttpGuard, request: flask.Request, selected: Selected) -> Admission | Response | None:
+    """Read the body, or the form if something before the view has parsed it: then Flask has no body any more.
 
     Raises:
-        RequestEntityTooLarge: the body has more than `most` bytes. Flask 3.0 reads a chunked body of any length.
+        RequestEntityTooLarge: the body has more than `max_body_bytes`. Flask 3.0 reads a chunked body of any length.
         RuntimeError: something before the view has read the stream.
     """
+    most = core.options.max_body_bytes
     with suppress(AttributeError):  # Flask 3.0 has one limit for all requests
         limit = request.max_content_length
         request.max_content_length = most if limit is None else min(most, limit)
     if body := request.get_data():
-        return body
+        return core.admit(selected, body)
     if request.form or request.files:
-        return pack_form(request.form, request.files)
+        return core.admit(selected, pack_form(request.form, request.files), is_form=True)
     if request.content_length:
         raise RuntimeError(
             f"the body of {request.method} {request.path!r} was read before the guard. Read it with request.get_data()"
         )
-    return b""
+    return core.admit(selected, b"")
 
 
 class _FlaskAdapter:

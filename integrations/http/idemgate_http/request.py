@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, TypeVar, overload
 
 from idemgate.core.text import one_line
 
-__all__ = ["Headers", "Request"]
+__all__ = ["Headers", "Request", "spell_media_type"]
 
 T = TypeVar("T")
-_PARAMETER = re.compile(r';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"?|[^;]*)')
+_PARAMETER = re.compile(r';([^=;]*)(?:=\s*("(?:[^"\\]|\\.)*"\s*(?=;|$)|[^;]*))?')
 _ESCAPE = re.compile(r"\\(.)")
 _TOKEN = re.compile(r"[^\s\";\\]+")
 _QUOTED = re.compile(r'["\\]')
-_UTF_8 = ("utf-8", "utf8")
+_UTF_8 = (("charset", "utf-8"), ("charset", "utf8"))
 
 
 class Headers(Mapping[str, str]):
@@ -86,10 +87,10 @@ class Request:
     def media_type(self) -> str:
         """The Content-Type in one spelling: `application/json` for "Application/JSON; charset=UTF-8".
 
-        Parameters are in the order of their names. UTF-8 is left out, as a missing charset means it. The boundary of
-        a multipart body is left out, because it says nothing that the body does not. "" if there is no Content-Type.
+        Parameters are in the order of their names. UTF-8 is left out, as a missing charset means it. So is the
+        boundary of a multipart body. "" if there is no Content-Type.
         """
-        return _spell_media_type(self.headers.get("content-type", ""))
+        return spell_media_type(self.headers.get("content-type", ""), with_boundary=False)
 
     @property
     def content_encoding(self) -> str:
@@ -98,19 +99,27 @@ class Request:
 
 
 @lru_cache(maxsize=64)
-def _spell_media_type(content_type: str) -> str:
+def spell_media_type(content_type: str, *, with_boundary: bool) -> str:
+    """Return a Content-Type in one spelling, with or without the boundary of a multipart body."""
     kind, semicolon, rest = content_type.partition(";")
     kind = kind.strip().lower()
-    if not semicolon:
-        return kind
-    parameters: dict[str, str] = {}
-    for name, value in _PARAMETER.findall(semicolon + rest):
-        text = _ESCAPE.sub(r"\1", value[1:].removesuffix('"')) if value.startswith('"') else value.strip()
-        parameters[name.lower()] = text.lower().strip("'") if name.lower() == "charset" else text
-    parameters.pop("boundary", None)
-    if parameters.get("charset") in _UTF_8:
-        del parameters["charset"]
-    return ";".join([kind, *(f"{name}={_quote(parameters[name])}" for name in sorted(parameters))])
+    parameters: list[tuple[str, str]] = []
+    for found in _PARAMETER.finditer(semicolon + rest):
+        name, value = found[1].strip().lower(), found[2]
+        text = None if value is None else _unquote(value.strip())
+        if name == "charset" and text is not None:
+            text = text.lower().strip("'")
+        is_boundary = name == "boundary" and kind.startswith("multipart/")
+        if (name or text is not None) and (name, text) not in _UTF_8 and (with_boundary or not is_boundary):
+            parameters.append((name, name if text is None else f"{name}={_quote(text)}"))
+    parameters.sort(key=itemgetter(0))  # those of one name stay in their order
+    return ";".join([kind, *(spelled for _, spelled in parameters)])
+
+
+def _unquote(value: str) -> str:
+    """Return the text of a value, which may be in quotes."""
+    is_quoted = len(value) > 1 and value[0] == value[-1] == '"'
+    return _ESCAPE.sub(r"\1", value[1:-1]) if is_quoted else value
 
 
 def _quote(value: str) -> str:

@@ -237,13 +237,14 @@ def pack_form(form: Any, files: Any) -> bytes:
         form: the fields, as a multi-value dict of Django or Werkzeug.
         files: the uploaded files, as such a dict. They are rewound.
     """
-    digests: list[tuple[str, str, str]] = []
+    digests: list[tuple[object, ...]] = []
     for name, uploads in files.lists():
         for upload in uploads:
             digest = blake2b(upload.read()).hexdigest()
             upload.seek(0)
-            digests.append((name, getattr(upload, "filename", upload.name), digest))
-    return json.dumps([list(form.lists()), digests]).encode()
+            extra = getattr(upload, "content_type_extra", None)  # Django has the parameters of the type here
+            digests.append((name, getattr(upload, "filename", upload.name), upload.content_type, extra, digest))
+    return json.dumps([list(form.lists()), digests], default=str).encode()
 
 
 def run_view(core: HttpGuard, admission: Admission, adapter: Adapter[R], view: Callable[[], R]) -> R:

@@ -66,7 +66,7 @@ def test_whatever_a_header_holds_its_key_is_short_and_printable(field: str) -> N
 
 @given(VALUES.filter(lambda text: ";" not in text), st.text('=;"\\ \tab', max_size=30))
 def test_any_content_type_is_read(kind: str, parameters: str) -> None:
-    spellings = [f"{kind};{parameters}", f" {kind.upper()}\t; boundary=1;{parameters}"]
+    spellings = [f"{kind};{parameters}", f" {kind.upper()}\t; charset=utf-8;{parameters}"]
     found = [Request("POST", "/", b"", Headers([("content-type", one)]), None).media_type for one in spellings]
     assert found[0] == found[1]
     assert found[0].startswith(kind.strip().lower())
@@ -90,6 +90,16 @@ def media_type(field: str) -> str:
         (r'text/x;a="\\"', 'text/x;a=""', False),
         ("text/x;charset='utf-8'", "text/x", True),
         ("text/x;charset='latin-1'", "text/x", False),
+        ("text/x;strict", "text/x;lax", False),
+        ("text/x;strict", "text/x;strict=", False),
+        ("text/x; Strict ;;", "text/x;strict", True),
+        ("text/x;v=1;v=2", "text/x;v=2", False),
+        ("text/x;v=1;v=2", "text/x;v=2;v=1", False),
+        ("text/x;v=1;a=1;V=2", "text/x;a=1;v=1;v=2", True),
+        ('text/x;v="1"2', "text/x;v=1", False),
+        ("text/x;a b=1", "text/x;b=1", False),
+        ("text/x;boundary=1", "text/x;boundary=2", False),
+        ("multipart/x;boundary=1", "multipart/x;boundary=2", True),
     ],
 )
 def test_two_spellings_are_one_media_type_only_with_the_same_parameters(one: str, other: str, same: bool) -> None:

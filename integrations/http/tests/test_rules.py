@@ -165,10 +165,29 @@ def test_the_media_type_is_part_of_the_payload(serve: Serve, effects: Effects) -
         return client.post(content=b"[1]", headers={"content-type": kind})
 
     send("application/json")
-    for same in ("Application/JSON", 'application/json ; Charset="UTF-8"', "application/json; boundary=x"):
+    for same in ("Application/JSON", 'application/json ; Charset="UTF-8"', "application/json;"):
         assert send(same).headers["idempotent-replayed"] == "true"
-    for other in ("application/cbor", "application/json; charset=latin-1", "application/json; profile=p", None):
+    for other in (
+        "application/cbor", "application/json; charset=latin-1", "application/json; profile=p", None,
+        "application/json; boundary=x", "application/json; strict",
+    ):  # fmt: skip
         problem(send(other), "key-reused", 422)
+    assert len(effects.calls) == 1
+
+
+def test_the_boundary_is_part_of_the_payload(serve: Serve, effects: Effects) -> None:
+    """One body is two forms under two boundaries."""
+    client = serve(effects)
+
+    def send(kind: str) -> Any:
+        return client.post(
+            content=b"--B\r\n\r\n1\r\n--A\r\n\r\n2\r\n--A--\r\n--B--\r\n", headers={"content-type": kind}
+        )
+
+    send("multipart/form-data; boundary=B")
+    assert send('Multipart/Form-Data; Boundary="B"').headers["idempotent-replayed"] == "true"
+    for other in ("A", "b"):
+        problem(send(f"multipart/form-data; boundary={other}"), "key-reused", 422)
     assert len(effects.calls) == 1
 
 
