@@ -24,6 +24,7 @@ from django.core.exceptions import RequestDataTooBig
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, RawPostDataException
 from django.template.response import SimpleTemplateResponse
+from django.utils.datastructures import ImmutableList
 from django.utils.module_loading import import_string
 
 from idemgate import Gate, InvalidArgument, default_gate
@@ -268,10 +269,18 @@ class _DjangoGuard:
         except RequestDataTooBig:  # DATA_UPLOAD_MAX_MEMORY_SIZE
             return self._core.refuse("body-too-large")
         except RawPostDataException:  # CsrfViewMiddleware and others parse a multipart form before a decorated view
-            if not request.POST and not request.FILES:
+            if not (request.POST or request.FILES or _is_form(request, selected.request)):
                 raise
             body, is_form = pack_form(request.POST, request.FILES), True
         return self._core.admit(selected, body, is_form=is_form)
+
+
+def _is_form(request: Any, read: Request) -> bool:
+    """Return True if Django or Django REST framework has read the body as a form, which may be empty."""
+    if isinstance(request.upload_handlers, ImmutableList):  # since Django has parsed the body
+        return True
+    is_form = read.media_type.partition(";")[0] in ("multipart/form-data", "application/x-www-form-urlencoded")
+    return is_form and hasattr(request, "_request") and request.stream is request._request
 
 
 def _begin(request: HttpRequest, response: Any) -> Any:

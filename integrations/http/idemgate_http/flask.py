@@ -109,15 +109,26 @@ def _read_body(core: HttpGuard, request: flask.Request, selected: Selected) -> A
     with suppress(AttributeError):  # Flask 3.0 has one limit for all requests
         limit = request.max_content_length
         request.max_content_length = most if limit is None else min(most, limit)
-    if body := request.get_data():
-        return core.admit(selected, body)
-    if request.form or request.files:
+    is_opened = "stream" in vars(request) and getattr(request, "_cached_data", None) is None
+    is_parsed = "form" in vars(request)
+    body, length = request.get_data(), request.content_length
+    if length is not None:
+        is_whole = len(body) >= length
+    else:  # without a length only a chunked body can have been read
+        is_whole = not is_opened or "transfer-encoding" not in request.headers or (is_parsed and body != b"")
+    if not body and (request.form or request.files or (is_parsed and _is_empty_form(request))):
         return core.admit(selected, pack_form(request.form, request.files), is_form=True)
-    if request.content_length:
+    if not is_whole:
         raise RuntimeError(
             f"the body of {request.method} {request.path!r} was read before the guard. Read it with request.get_data()"
         )
-    return core.admit(selected, b"")
+    return core.admit(selected, body)
+
+
+def _is_empty_form(request: flask.Request) -> bool:
+    """Return True for a multipart body that is too short for a part. A part has a boundary before and behind it."""
+    boundary, length = request.mimetype_params.get("boundary", ""), request.content_length or 0
+    return boundary != "" and len(f"--{boundary}--") <= length < 2 * len(f"--{boundary}\r\n")
 
 
 class _FlaskAdapter:

@@ -8,7 +8,7 @@ from typing import Any
 
 import flask
 import pytest
-from django.http import HttpResponse
+from django.http import HttpResponse, RawPostDataException
 from django.test import Client, override_settings
 from django.urls import re_path
 from idemgate_http.django import idempotent
@@ -69,7 +69,10 @@ def build_flask(gate: Gate) -> Send:
     app = flask.Flask("shop")
     app.testing = True
     early.read = lambda request: request.form.get("token")
-    app.before_request(lambda: early.read(flask.request) and None)
+
+    @app.before_request
+    def read() -> None:
+        early.read(flask.request)
 
     @app.post("/")
     @flask_idempotent(gate, single_tenant=True)
@@ -138,4 +141,49 @@ def test_a_client_may_build_a_form_again(send: Send) -> None:
     """Another boundary is no other form, once it is parsed."""
     body = part(b"")
     assert send(body)[0] == send(body.replace(b"--B", b"--A"), MULTIPART.replace("=B", "=A"))[0] == 200
+    assert early.runs == ["ran"]
+
+
+def test_a_form_without_fields_runs_once(send: Send) -> None:
+    assert [send(EMPTY)[0] for _ in range(2)] == [200, 200]
+    assert send(part(b""))[0] == 422
+    assert early.runs == ["ran"]
+
+
+@pytest.mark.parametrize("body", [b"one", part(b"")])
+def test_a_body_that_was_read_before_its_form_is_an_error(send: Send, body: bytes) -> None:
+    """The form is empty then, whatever was in the body."""
+
+    def read(request: Any) -> object:
+        return (request.stream if isinstance(request, flask.Request) else request).read(), form(request)
+
+    form, early.read = early.read, read
+    with pytest.raises((RuntimeError, RawPostDataException), match="read"):
+        send(body)
+    assert early.runs == []
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("most", [-1, 2])
+def test_a_body_that_was_read_from_the_stream_of_flask_is_an_error(gate: Gate, chunked: bool, most: int) -> None:
+    early.reset()
+    send = build_flask(gate)
+    early.read = lambda request: request.stream.read(most)
+    with pytest.raises(RuntimeError, match="the body of POST '/' was read before the guard"):
+        send(b"one", "text/plain", **(CHUNKED if chunked else {}))
+    assert early.runs == []
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("content_type", ["text/plain", "application/json"])
+@pytest.mark.parametrize("how", ["get_data", "form"])
+@pytest.mark.parametrize("body", [b"", b"one"])
+def test_a_body_that_flask_still_has_is_read(
+    gate: Gate, chunked: bool, content_type: str, how: str, body: bytes
+) -> None:
+    early.reset()
+    send = build_flask(gate)
+    early.read = lambda request: request.get_data() if how == "get_data" else request.form.get("token")
+    environ = CHUNKED if chunked and body else {"wsgi.input_terminated": True}
+    assert [send(found, content_type, **environ)[0] for found in (body, body, b"two")] == [200, 200, 422]
     assert early.runs == ["ran"]
