@@ -17,7 +17,7 @@ _PARAMETER = re.compile(r';([^=;]*)(?:=\s*("(?:[^"\\]|\\.)*"\s*(?=;|$)|[^;]*))?'
 _ESCAPE = re.compile(r"\\(.)")
 _TOKEN = re.compile(r"[^\s\";\\]+")
 _QUOTED = re.compile(r'["\\]')
-_UTF_8 = (("charset", "utf-8"), ("charset", "utf8"))
+_UTF_8 = (["utf-8"], ["utf8"])
 
 
 class Headers(Mapping[str, str]):
@@ -103,17 +103,20 @@ def spell_media_type(content_type: str, *, with_boundary: bool) -> str:
     """Return a Content-Type in one spelling, with or without the boundary of a multipart body."""
     kind, semicolon, rest = content_type.partition(";")
     kind = kind.strip().lower()
-    parameters: list[tuple[str, str]] = []
+    parameters: list[tuple[str, str | None]] = []
     for found in _PARAMETER.finditer(semicolon + rest):
         name, value = found[1].strip().lower(), found[2]
         text = None if value is None else _unquote(value.strip())
         if name == "charset" and text is not None:
             text = text.lower().strip("'")
-        is_boundary = name == "boundary" and kind.startswith("multipart/")
-        if (name or text is not None) and (name, text) not in _UTF_8 and (with_boundary or not is_boundary):
-            parameters.append((name, name if text is None else f"{name}={_quote(text)}"))
-    parameters.sort(key=itemgetter(0))  # those of one name stay in their order
-    return ";".join([kind, *(spelled for _, spelled in parameters)])
+        if name or text is not None:
+            parameters.append((name, text))
+    left_out = {"boundary"} if kind.startswith("multipart/") and not with_boundary else set[str]()
+    if [text for name, text in parameters if name == "charset"] in _UTF_8:  # of two charsets frameworks read either
+        left_out.add("charset")
+    kept = [(name, text) for name, text in parameters if name not in left_out]
+    kept.sort(key=itemgetter(0))  # those of one name stay in their order
+    return ";".join([kind, *(name if text is None else f"{name}={_quote(text)}" for name, text in kept)])
 
 
 def _unquote(value: str) -> str:

@@ -90,6 +90,7 @@ def media_type(field: str) -> str:
         (r'text/x;a="\\"', 'text/x;a=""', False),
         ("text/x;charset='utf-8'", "text/x", True),
         ("text/x;charset='latin-1'", "text/x", False),
+        ("text/x;charset=latin-1;charset=utf-8", "text/x;charset=latin-1", False),
         ("text/x;strict", "text/x;lax", False),
         ("text/x;strict", "text/x;strict=", False),
         ("text/x; Strict ;;", "text/x;strict", True),
