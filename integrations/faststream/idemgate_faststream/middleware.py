@@ -19,7 +19,7 @@ from idemgate.core.scopes import scope_of
 from idemgate.core.validation import check_parameters
 from idemgate.types import BackoffPolicy, GuardOptions, Keep, KeyCallable, check_function, check_gate, milliseconds
 from idemgate_faststream.identity import check_redelivery, expose_given_ids, redelivery_of
-from idemgate_faststream.responses import pack_response, unpack_response
+from idemgate_faststream.responses import pack_reply, unpack_reply
 
 __all__ = ["Once"]
 
@@ -190,7 +190,7 @@ class _OnceMiddleware(BaseMiddleware[Any, Any]):
                 returned = await call_next(message)
             except AckMessage as error:  # done
                 acknowledged = error
-            return pack_response(returned)
+            return await pack_reply(returned, subscriber)
 
         keep, wait = (_keep(msg), None) if redelivery_of(msg) == "delayed" else (None, self._once._hold)
         verdict = await guard.aio.run(None, run, msg, keep=keep, wait=wait)
@@ -204,7 +204,7 @@ class _OnceMiddleware(BaseMiddleware[Any, Any]):
                 raise verdict.error  # `on_error` said "complete"
             return returned
         if verdict.replayed:
-            return unpack_response(verdict.value)
+            return unpack_reply(verdict.value)
         raise AckMessage  # there is no reply to publish
 
     async def after_processed(

@@ -1,104 +1,32 @@
-"""The middleware on the test brokers of FastStream: ids, policies, replies, and what a handler raises."""
+"""The middleware on the test brokers of FastStream: ids, policies, and what a handler raises."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
-from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from faststream import AckPolicy, BaseMiddleware, Response
+from faststream import AckPolicy
 from faststream.exceptions import AckMessage, HandlerException, NackMessage, RejectMessage, StopConsume
-from faststream.kafka import KafkaBroker, KafkaRouter, TestKafkaBroker
 from faststream.message.message import AckStatus
-from faststream.nats import JStream, NatsBroker, NatsMessage, NatsResponse, NatsRouter, TestNatsBroker
-from faststream.rabbit import RabbitBroker, RabbitRouter, TestRabbitBroker
-from faststream.redis import ListSub, RedisBroker, RedisRouter, StreamSub, TestRedisBroker
+from faststream.nats import NatsMessage
+from faststream.rabbit import RabbitBroker, TestRabbitBroker
+from faststream.redis import ListSub, RedisBroker, StreamSub, TestRedisBroker
 from idemgate_faststream import Once
-from idemgate_faststream.responses import unpack_response
-from pydantic import BaseModel
 
 from idemgate import Bury, Gate, InvalidArgument, Retry
 from idemgate.guard import call
 from idemgate.guard.call import wait_for_owner_async
+from integrations.faststream.tests.apps import HEADER, KINDS, App, settled
 from tests.for_each import for_each
-
-for kind in (TestKafkaBroker, TestNatsBroker, TestRabbitBroker, TestRedisBroker):
-    kind.__test__ = False  # type: ignore[attr-defined] - they are no tests
-
-HEADER = "{message.headers[event-id]}"
-
-
-class Kind(NamedTuple):
-    """A broker, the arguments of a subscriber that redelivers, and those of a message for it."""
-
-    broker: Any
-    router: Any
-    test_broker: Any
-    subscriber: dict[str, Any]
-    target: dict[str, Any]
-
-
-KINDS = {
-    "nats": Kind(NatsBroker, NatsRouter, TestNatsBroker, {"subject": "s", "stream": JStream("all")}, {"subject": "s"}),
-    "kafka": Kind(KafkaBroker, KafkaRouter, TestKafkaBroker, {"ack_policy": AckPolicy.NACK_ON_ERROR}, {"topic": "s"}),
-    "rabbit": Kind(RabbitBroker, RabbitRouter, TestRabbitBroker, {"queue": "s"}, {"queue": "s"}),
-    "redis": Kind(
-        RedisBroker, RedisRouter, TestRedisBroker, {"stream": StreamSub("s", group="g", consumer="c")}, {"stream": "s"}
-    ),
-}
-
-
-class App:
-    """A broker with the middleware and what it told FastStream about each message."""
-
-    def __init__(self, kind: str, once: Once, **subscriber: Any) -> None:
-        broker, router, self._test_broker, defaults, self._target = KINDS[kind]
-        self.messages: list[Any] = []
-        self.raised: list[BaseException] = []
-        options = {**defaults, **subscriber}
-        topics = ("s",) if kind == "kafka" else ()
-        self.broker, self.router = broker(logger=None), router(middlewares=[self._watch, once])
-        self.subscriber = self.router.subscriber(*topics, **options)
-
-    def _watch(self, msg: Any, /, *, context: Any) -> Any:
-        app = self
-
-        class Watch(BaseMiddleware):  # type: ignore[type-arg]
-            async def consume_scope(self, call_next: Any, msg: Any) -> Any:
-                app.messages.append(msg)
-                return await call_next(msg)
-
-            async def after_processed(self, exc_type: Any = None, exc_val: Any = None, exc_tb: Any = None) -> bool:
-                if exc_val is not None:
-                    app.raised.append(exc_val)
-                return False
-
-        return Watch(msg, context=context)
-
-    async def publish(self, body: Any = "x", event_id: str | None = "e1", **options: Any) -> None:
-        headers = {} if event_id is None else {"event-id": event_id}
-        headers |= options.pop("headers", {})
-        await self.broker.publish(body, headers=headers, **self._target, **options)
-
-    @asynccontextmanager
-    async def running(self) -> Any:
-        self.broker.include_router(self.router)
-        async with self._test_broker(self.broker):
-            yield self
 
 
 async def forget_id(message: Any, parse: Callable[[Any], Awaitable[Any]]) -> Any:
     """Parse what a publisher sent without an id: the test broker of RabbitMQ adds one."""
     object.__setattr__(message, "message_id", None)
     return await parse(message)
-
-
-def settled(gate: Gate) -> dict[str, int]:
-    return {name.removeprefix("consumer."): n for name, n in gate.counters.items() if name.startswith("consumer.")}
 
 
 # -- ids --------------------------------------------------------------------------------------------------------------
@@ -237,140 +165,6 @@ async def test_the_verdict_decides_whatever_the_policy(policy: AckPolicy, gate: 
             await app.publish()
     assert [type(one) for one in app.raised] == [NackMessage]
     assert (settled(gate)["handled"], settled(gate)["duplicate"]) == (gate.counters["consumer.failed"],) * 2
-
-
-# -- replies ----------------------------------------------------------------------------------------------------------
-
-
-class Invoice(BaseModel):
-    total: int
-
-
-@for_each(
-    "reply",
-    [
-        "text",
-        {"total": 3},
-        Invoice(total=3),
-        NatsResponse({"total": 3}, headers={"currency": "EUR"}),
-        Response(Invoice(total=3), correlation_id="c1"),
-    ],
-)
-async def test_a_duplicate_publishes_the_stored_reply_again(reply: Any, gate: Gate) -> None:
-    runs: list[str] = []
-    replies: list[tuple[bytes, Any]] = []
-    app = App("nats", Once(gate, key=HEADER, scope=repr(reply)[:60]))
-
-    @app.subscriber
-    @app.router.publisher("replies")
-    async def on_message(message: str) -> Any:
-        runs.append(message)
-        return reply
-
-    @app.broker.subscriber("replies")
-    async def on_reply(message: NatsMessage) -> None:
-        replies.append((message.body, message.headers.get("currency")))
-
-    async with app.running():
-        for _ in range(2):
-            await app.publish()
-    assert runs == ["x"]
-    assert len(replies) == 2
-    assert replies[0] == replies[1]
-
-
-def test_a_stored_reply_of_an_unknown_class_keeps_its_content() -> None:
-    reply = unpack_response({"faststream.Response": "Gone", "body": 3, "headers": {"a": "b"}, "correlation_id": "c"})
-    assert (type(reply), reply.body, reply.headers, reply.correlation_id) == (Response, 3, {"a": "b"}, "c")
-
-
-@for_each("policy", [AckPolicy.ACK, AckPolicy.REJECT_ON_ERROR, AckPolicy.NACK_ON_ERROR])
-async def test_a_message_whose_reply_was_not_published_returns_and_publishes_it(policy: AckPolicy, gate: Gate) -> None:
-    runs: list[str] = []
-    replies: list[str] = []
-    failures: list[Exception] = [ConnectionError("the broker is away")]
-
-    class Flaky(BaseMiddleware):  # type: ignore[type-arg]
-        async def publish_scope(self, call_next: Any, cmd: Any) -> Any:
-            if failures:
-                raise failures.pop()
-            return await call_next(cmd)
-
-    app = App("nats", Once(gate, key=HEADER, scope=f"flaky-{policy}", backoff=2), ack_policy=policy)
-    app.router.add_middleware(Flaky)
-
-    @app.subscriber
-    @app.router.publisher("replies")
-    async def on_message(message: str) -> str:
-        runs.append(message)
-        return "done"
-
-    @app.broker.subscriber("replies")
-    async def on_reply(message: str) -> None:
-        replies.append(message)
-
-    async with app.running():
-        await app.publish()
-        (given_back,) = app.raised
-        await app.publish()
-    assert isinstance(given_back, NackMessage)
-    assert given_back.extra_options == {"delay": 2}
-    assert (runs, replies) == (["x"], ["done"])
-
-
-async def test_no_reply_is_published_for_a_duplicate_without_a_stored_one(gate: Gate) -> None:
-    replies: list[Any] = []
-    app = App("nats", Once(gate, key=HEADER, scope="large", max_result_bytes=100))
-
-    @app.subscriber
-    @app.router.publisher("replies")
-    async def on_message(message: str) -> str:
-        return "x" * 1000
-
-    @app.broker.subscriber("replies")
-    async def on_reply(message: str) -> None:
-        replies.append(message)
-
-    async with app.running():
-        await app.publish()
-        await app.publish()
-    assert [type(one) for one in app.raised] == [AckMessage]
-    assert len(replies) == 1
-    assert settled(gate) == {"handled": 1, "duplicate": 1}
-
-
-async def test_a_result_that_cannot_be_stored_does_not_fail_the_message(gate: Gate) -> None:
-    app = App("nats", Once(gate, key=HEADER, scope="opaque"))
-    runs: list[str] = []
-
-    @app.subscriber
-    async def on_message(message: str) -> object:
-        runs.append(message)
-        return ip_address("::1")
-
-    async with app.running():
-        await app.publish()
-        await app.publish()
-    assert runs == ["x"]
-    assert settled(gate) == {"handled": 1, "duplicate": 1}
-
-
-async def test_a_reply_to_a_request_of_the_handler_is_not_guarded(gate: Gate) -> None:
-    app = App("nats", Once(gate, key=HEADER, scope="request"))
-    answers: list[Any] = []
-
-    @app.subscriber
-    async def on_message(message: str) -> None:
-        answers.append(await (await app.broker.request("?", "answers")).decode())
-
-    @app.broker.subscriber("answers")
-    async def answer(message: str) -> str:
-        return "!"
-
-    async with app.running():
-        await app.publish()
-    assert answers == ["!"]
-    assert settled(gate) == {"handled": 1}
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
