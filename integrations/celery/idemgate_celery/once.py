@@ -28,6 +28,8 @@ _CONTROL = (Ignore, Reject, Retry)
 _LIKE = 'Pass once="{order[id]}", or a dict with "key"'
 _QUEUED = "{}:queued"
 """The scope of the keys that `delay_once` has enqueued, from the name of the task."""
+_PREFIX = 18
+"""The characters of an id of `delay_once` that follow from its key. The others are random."""
 
 
 class TaskOnce(GuardOptions, total=False):
@@ -158,7 +160,8 @@ class OnceTask(BaseTask):
         """Enqueue the task unless one with its key was enqueued before. Return the result of the first.
 
         Three round trips for a new key, one for a copy. The key may be enqueued again when its task has failed or was
-        revoked, or after `retention`. A task that `delay` enqueued is not known here; it does not run twice either.
+        revoked, or after `retention`. That task has another id, so workers do not take it for the revoked one, and its
+        result is not the old failure. A task that `delay` enqueued is not known here; it does not run twice either.
 
         Raises:
             MissingKey, InvalidArgument: the arguments hold no key, or no valid one.
@@ -171,7 +174,7 @@ class OnceTask(BaseTask):
         key = self._guarded.key(*args, **kwargs)
         if self.app.conf.task_always_eager:  # the guard runs it once
             return self.apply_async(args, kwargs)
-        task_id = self._once_id(key)
+        task_id = self._id_prefix(key) + str(uuid.uuid4())[_PREFIX:]
         options = self._once_options()
         queued = self.gate.guard(
             _QUEUED.format(self.name), retention=options.get("retention", "24h"), on_in_progress="wait", wait="10s"
@@ -179,21 +182,26 @@ class OnceTask(BaseTask):
         verdict = queued.run(key, lambda: self.apply_async(args, kwargs, task_id=task_id).id)
         if verdict.action != "ack" and verdict.error is not None:
             raise verdict.error  # without one it is enqueued, and has failed already: its key is forgotten
-        return self.AsyncResult(task_id)
+        return self.AsyncResult(task_id if verdict.ran else verdict.value)
 
-    def _once_id(self, key: object) -> str:
-        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.gate.namespace}/{self.name}/{key!r}"))
+    def _id_prefix(self, key: object) -> str:
+        """Return how the ids of the tasks begin that `delay_once` enqueues for a key."""
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.gate.namespace}/{self.name}/{key!r}"))[:_PREFIX]
 
     def _forget_queued(self, task_id: str | None, args: Any, kwargs: Any) -> None:
         """Let `delay_once` enqueue the key of a task that has ended without success."""
-        if self.once is None or args is None:
+        if self.once is None or args is None or task_id is None:
             return
         try:
             key = self._guarded.key(*args, **(kwargs or {}))
         except InvalidArgument:  # it has no key, so `delay_once` did not enqueue it
             return
-        if task_id == self._once_id(key):
-            self.gate.forget(key, scope=_QUEUED.format(self.name), force=True)
+        if not task_id.startswith(self._id_prefix(key)):
+            return
+        scope = _QUEUED.format(self.name)
+        record = self.gate.inspect(key, scope=scope)
+        if record.state != "done" or record.value == task_id:  # not an earlier task of the key
+            self.gate.forget(key, scope=scope, force=True)
 
 
 def once_tasks(gate: Gate, **defaults: Unpack[TaskOnce]) -> type[OnceTask]:

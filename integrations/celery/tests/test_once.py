@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -217,19 +218,21 @@ def test_a_task_that_is_revoked_before_it_runs_leaves_no_key(app: Celery, gate: 
     def charge(order: str) -> None:
         ran.append(order)
 
+    # Given a task that the worker knows as revoked before it gets it
+    revoked = charge.delay_once("o3")
+    state.revoked.add(revoked.id)
     with work():
         waiting = charge.apply_async(["o1"], countdown=5)
         expired = charge.apply_async(["o2"], expires=-1)
-        # Given an id that every worker knows as revoked before its task is enqueued
-        app.control.revoke([waiting.id, charge._once_id("o3")])
-        wait_until(lambda: waiting.id in state.revoked and charge._once_id("o3") in state.revoked)
-        charge.delay_once("o3")
-        for result in (waiting, expired):
+        app.control.revoke([waiting.id])
+        for result in (waiting, expired, revoked):
             assert type(outcome(result)).__name__ == "TaskRevokedError"
-        # Then the key may be enqueued again
+        # Then the key may be enqueued again, and runs
         wait_until(lambda: gate.inspect("o3", scope="charge:queued").state == "absent")
-    assert [gate.inspect(order, scope="charge").state for order in ("o1", "o2", "o3")] == ["absent"] * 3
-    assert ran == []
+        assert [gate.inspect(order, scope="charge").state for order in ("o1", "o2", "o3")] == ["absent"] * 3
+        assert ran == []
+        assert outcome(charge.delay_once("o3")) is None
+    assert ran == ["o3"]
 
 
 def test_the_members_of_a_chord_may_wait(app: Celery, gate: Gate, work: Work) -> None:
@@ -357,19 +360,22 @@ def test_delay_once_returns_the_result_of_a_task_that_failed_before_it_was_recor
         return result
 
     monkeypatch.setattr(charge, "apply_async", enqueue_and_fail)
-    first = charge.delay_once("o1")
-    assert charge.delay_once("o1").id == first.id
+    first, second = charge.delay_once("o1"), charge.delay_once("o1")
+    # Then each call returns the task that it enqueued
+    assert first.id != second.id
     with app.connection_for_read() as connection:
-        assert connection.default_channel.client.llen("celery") == 2
+        found = [json.loads(one)["headers"]["id"] for one in connection.default_channel.client.lrange("celery", 0, -1)]
+    assert found == [second.id, first.id]
 
 
 def test_delay_once_enqueues_the_first_and_returns_its_result(app: Celery, gate: Gate, work: Work) -> None:
     ran: list[str] = []
+    declined = {"bad"}
 
     @app.task(name="charge", once="{order}")
     def charge(order: str) -> str:
         ran.append(order)
-        if order == "bad":
+        if order in declined:
             raise Declined("no")
         return f"R-{order}"
 
@@ -380,13 +386,17 @@ def test_delay_once_enqueues_the_first_and_returns_its_result(app: Celery, gate:
     with work():
         assert outcome(copy) == "R-o1"
         assert outcome(charge.delay_once("o1")) == "R-o1"
-        # The key of a task that failed may be enqueued again
+        # The key of a task that failed may be enqueued again, and its result is not the old failure
         failed = charge.delay_once("bad")
         assert isinstance(outcome(failed), Exception)
         wait_until(lambda: gate.inspect("bad", scope="charge:queued").state == "absent")
-        assert isinstance(outcome(charge.delay_once("bad")), Exception)
-        wait_until(lambda: ran.count("bad") == 2)
-    assert ran.count("o1") == 1
+        declined.clear()
+        again = charge.delay_once("bad")
+        assert outcome(again) == "R-bad"
+        # And a late failure of the first task does not free the key of the second
+        charge._forget_queued(failed.id, ["bad"], {})
+        assert charge.delay_once("bad").id == again.id
+    assert sorted(ran) == ["bad", "bad", "o1"]
 
 
 def test_many_threads_enqueue_one_task(app: Celery, gate: Gate) -> None:
