@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Unpack, cast
 
 from celery import Celery, signals
+from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult
 
@@ -16,6 +17,7 @@ from idemgate import AlreadyInProgress, Gate, InvalidArgument, Verdict
 from idemgate.core.backoff import delays
 from idemgate.core.validation import is_async
 from idemgate.core.verdict import error_of_run
+from idemgate.errors import ResultUnavailable
 from idemgate.guard.options import OnError, check_choice
 from idemgate.types import BackoffPolicy, GuardOptions, check_gate
 from idemgate_celery.debounce import BaseTask, DebouncedTask, declare_sent, dump_models
@@ -116,6 +118,8 @@ class OnceTask(BaseTask):
             verdict = verdict._replace(outcome="rejected")
         if in_worker:
             self.gate.record_settlement(self.name, verdict, request.id)
+        if isinstance(error, ResultUnavailable) and self._passes_result(in_worker):
+            raise error
         if verdict.action == "ack":
             return verdict.value
         if not in_worker and error is None:  # `on_in_progress="skip"`
@@ -124,6 +128,13 @@ class OnceTask(BaseTask):
             assert error is not None
             raise error
         raise self._send_again(verdict)
+
+    def _passes_result(self, in_worker: bool) -> bool:
+        """Return whether the result of this run is read: by its caller, the backend, or a task that follows."""
+        request = self.request
+        if not in_worker or request.callbacks or request.chain or request.chord:
+            return True
+        return not (request.ignore_result or self.ignore_result or isinstance(self.backend, DisabledBackend))
 
     def _fails(self, verdict: Verdict[Any]) -> bool:
         """Return whether a failure of the task is Celery's: the guard retries only what it counts by `max_attempts`."""
@@ -182,7 +193,7 @@ class OnceTask(BaseTask):
         verdict = queued.run(key, lambda: self.apply_async(args, kwargs, task_id=task_id).id)
         if verdict.action != "ack" and verdict.error is not None:
             raise verdict.error  # without one it is enqueued, and has failed already: its key is forgotten
-        return self.AsyncResult(task_id if verdict.ran else verdict.value)
+        return self.AsyncResult(verdict.value or task_id)
 
     def _id_prefix(self, key: object) -> str:
         """Return how the ids of the tasks begin that `delay_once` enqueues for a key."""
@@ -213,6 +224,7 @@ def once_tasks(gate: Gate, **defaults: Unpack[TaskOnce]) -> type[OnceTask]:
     | what happens | in the worker |
     |---|---|
     | the task returned, or was done before | success, with the result of the first run |
+    | done before, and the gate could not store its result | ResultUnavailable. Success, if the result is ignored |
     | another worker runs its key, or the store is away | retried by `backoff`; the task's own retries stay |
     | the task raised | as in Celery: failure, or its own retry. With `max_attempts`: retried by `backoff` until then |
     | no key, the same key with another fingerprint, attempts exhausted | failure, with that error |

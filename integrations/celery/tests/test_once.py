@@ -6,20 +6,22 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from datetime import datetime
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import pytest
-from celery import Celery, chord, group
+from celery import Celery, chain, chord, group, signals
 from celery.contrib.django.task import DjangoTask
 from celery.exceptions import Ignore, Reject
 from celery.worker import state
 from django.db import transaction
 from idemgate_celery import DebouncedTask, OnceTask, once_tasks
-from kombu.exceptions import OperationalError
+from kombu.exceptions import EncodeError, OperationalError
 from pydantic import BaseModel
 
 from idemgate import AlreadyInProgress, Bury, Gate, InvalidArgument, KeyReused, Retry
-from idemgate.errors import AttemptsExhausted
+from idemgate.errors import AttemptsExhausted, ResultUnavailable
 from integrations.celery.tests.conftest import sends_models
 from tests.waiting import wait_until
 
@@ -32,6 +34,15 @@ Work = Callable[..., Any]
 
 class Declined(Exception):
     pass
+
+
+class Size(IntEnum):
+    LARGE = 3
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
 
 
 class Order(BaseModel):
@@ -70,6 +81,49 @@ def test_a_copy_gets_the_result_of_the_first_run(app: Celery, gate: Gate, work: 
         assert outcome(other).__class__.__name__ == KeyReused.__name__
     assert len(ran) == 1
     assert (gate.counters["consumer.handled"], gate.counters["consumer.rejected"]) == (1, 1)
+
+
+UNSTORED = {
+    "naive datetime": datetime(2026, 1, 1),  # noqa: DTZ001
+    "IntEnum": Size.LARGE,
+    "namedtuple": Point(1, 2),
+    "too large": "x" * 300_000,
+    "refused by the backend, too": object(),
+}
+
+
+def test_a_copy_fails_if_the_result_of_the_first_was_not_stored(app: Celery, gate: Gate, work: Work) -> None:
+    mailed: list[Any] = []
+    succeeded: list[Any] = []
+
+    @app.task(name="make", once="{name}")
+    def make(name: str) -> Any:
+        return UNSTORED[name]
+
+    @app.task(name="mail")
+    def mail(result: Any) -> None:
+        mailed.append(result)
+
+    def on_success(**facts: Any) -> None:
+        succeeded.append(facts["result"])
+
+    with work():
+        for name in UNSTORED:
+            first = outcome(make.delay(name))
+            assert isinstance(first, EncodeError) == ("refused" in name)
+            # A copy whose result is read fails, and so does one that passes it on
+            copies = [
+                make.delay(name), make.apply_async([name], link=mail.s()), chain(make.s(name), mail.s())().parent,
+            ]  # fmt: skip
+            assert [type(outcome(copy)).__name__ for copy in copies] == ["ResultUnavailable"] * 3, name
+            with pytest.raises(ResultUnavailable):
+                make(name)
+        # One whose result is ignored succeeds
+        signals.task_success.connect(on_success, sender=make, weak=False)
+        make.apply_async(["IntEnum"], ignore_result=True)
+        wait_until(lambda: succeeded == [None])
+        signals.task_success.disconnect(on_success, sender=make)
+    assert mailed == []
 
 
 def test_a_task_that_runs_elsewhere_is_retried_without_its_own_retries(app: Celery, gate: Gate, work: Work) -> None:
