@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from celery import Celery, chain, chord, group, signals
+from celery.backends.base import DisabledBackend
 from celery.contrib.django.task import DjangoTask
 from celery.exceptions import Ignore, Reject
 from celery.worker import state
@@ -23,6 +24,7 @@ from pydantic import BaseModel
 from idemgate import AlreadyInProgress, Bury, Gate, InvalidArgument, KeyReused, Retry
 from idemgate.errors import AttemptsExhausted, ResultUnavailable
 from integrations.celery.tests.conftest import sends_models
+from tests.for_each import for_each
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -94,7 +96,6 @@ UNSTORED = {
 
 def test_a_copy_fails_if_the_result_of_the_first_was_not_stored(app: Celery, gate: Gate, work: Work) -> None:
     mailed: list[Any] = []
-    succeeded: list[Any] = []
 
     @app.task(name="make", once="{name}")
     def make(name: str) -> Any:
@@ -103,9 +104,6 @@ def test_a_copy_fails_if_the_result_of_the_first_was_not_stored(app: Celery, gat
     @app.task(name="mail")
     def mail(result: Any) -> None:
         mailed.append(result)
-
-    def on_success(**facts: Any) -> None:
-        succeeded.append(facts["result"])
 
     with work():
         for name in UNSTORED:
@@ -118,12 +116,31 @@ def test_a_copy_fails_if_the_result_of_the_first_was_not_stored(app: Celery, gat
             assert [type(outcome(copy)).__name__ for copy in copies] == ["ResultUnavailable"] * 3, name
             with pytest.raises(ResultUnavailable):
                 make(name)
-        # One whose result is ignored succeeds
-        signals.task_success.connect(on_success, sender=make, weak=False)
-        make.apply_async(["IntEnum"], ignore_result=True)
-        wait_until(lambda: succeeded == [None])
-        signals.task_success.disconnect(on_success, sender=make)
     assert mailed == []
+
+
+@for_each("has_backend", [True, False])
+def test_a_copy_whose_result_nothing_reads_succeeds_without_one(
+    has_backend: bool, app: Celery, gate: Gate, work: Work
+) -> None:
+    succeeded: list[Any] = []
+
+    @app.task(name=f"make-{has_backend}", once="{n}", ignore_result=has_backend)
+    def make(n: int) -> Any:
+        return Size.LARGE
+
+    def on_success(**facts: Any) -> None:
+        succeeded.append(facts["result"])
+
+    if not has_backend:
+        make.backend = DisabledBackend(app=app)
+    signals.task_success.connect(on_success, sender=make, weak=False)
+    with work():
+        make.delay(1)
+        wait_until(lambda: succeeded == [Size.LARGE])
+        make.delay(1)
+        wait_until(lambda: succeeded == [Size.LARGE, None])
+    signals.task_success.disconnect(on_success, sender=make)
 
 
 def test_a_task_that_runs_elsewhere_is_retried_without_its_own_retries(app: Celery, gate: Gate, work: Work) -> None:
