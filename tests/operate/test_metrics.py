@@ -34,6 +34,7 @@ from idemgate.testing import Clock
 from tests import cluster
 from tests.operate.conftest import SEARCHES, Command, sent
 from tests.presence.conftest import report
+from tests.waiting import wait_until
 
 METRICS = {**STORE_METRICS, **PROCESS_METRICS}
 Values = dict[tuple[str, ...], float]
@@ -151,7 +152,7 @@ def test_a_store_that_is_away_is_the_only_finding_and_is_logged_once(
             "metrics.failed"
         ]
         with cluster.server(tmp_path / "server", port, "--appendonly", "yes"):
-            assert parsed(render_store(collector))["idemgate_up"] == {(): 1}
+            wait_until(lambda: parsed(render_store(collector))["idemgate_up"] == {(): 1})  # 100 ms may be too short
         parsed(render_store(collector))
     assert sum(one.levelno == logging.WARNING for one in caplog.records if one.name == "idemgate.metrics") == 2
 
