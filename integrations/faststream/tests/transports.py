@@ -102,8 +102,12 @@ class FastStreamConsumer:
         self.redis.close()
         self.proxy.close()
         self.broker.config.broker_config.graceful_timeout = 0.05  # a killed process does not wait for its handlers
+        connection = self.broker._connection
         with suppress(Exception):
             await asyncio.wait_for(self.broker.stop(), 2)
+        if isinstance(connection, nats.NATS):  # one that is about to connect again cannot be drained, and would go on
+            with suppress(OSError):
+                await connection.close()
         await self.close()
 
     async def close(self) -> None:
