@@ -9,16 +9,14 @@ default gate is used (`idemgate.configure`, IDEMGATE_URL). Functions may be dott
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from inspect import iscoroutinefunction, ismethod
-from itertools import chain, islice
 from types import FunctionType
 from typing import Any, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
-from asgiref.sync import async_to_sync, markcoroutinefunction, sync_to_async
 from asgiref.sync import iscoroutinefunction as is_marked_async
+from asgiref.sync import markcoroutinefunction, sync_to_async
 from django import conf
 from django.core.exceptions import RequestDataTooBig
 from django.db import connections, transaction
@@ -230,17 +228,14 @@ class _DjangoGuard:
             return admission
         if exempt is not None:
             view = _make_atomic(view, exempt, admission is not None)
-        if admission is None:
-            return view()
-        return run_view(self._core, admission, _ADAPTER, lambda: _begin(request, view()))
+        return view() if admission is None else run_view(self._core, admission, _ADAPTER, view)
 
     async def run_async(self, request: HttpRequest, view: Callable[[], Awaitable[Any]]) -> Any:
         """Return the response to a request; see `run`."""
         # In a thread, because `caller` may read the user of the request from the database.
         admission = None if self._passes(request) else await sync_to_async(self._admit)(request)
         if isinstance(admission, Admission):
-            begun = functools.partial(_begin_view, view)
-            return await run_view_async(self._core, admission, _ADAPTER, begun, self._outliving)
+            return await run_view_async(self._core, admission, _ADAPTER, view, self._outliving)
         return await view() if admission is None else admission
 
     def _admit(self, request: HttpRequest) -> Admission | HttpResponseBase | None:
@@ -281,45 +276,6 @@ def _is_form(request: Any, read: Request) -> bool:
         return True
     is_form = read.media_type.partition(";")[0] in ("multipart/form-data", "application/x-www-form-urlencoded")
     return is_form and hasattr(request, "_request") and request.stream is request._request
-
-
-def _begin(request: HttpRequest, response: Any) -> Any:
-    """Make the first part of a response that streams. If its work fails, the key is free."""
-    if not _has_work(response):
-        return response
-    if response.is_async and hasattr(request, "scope"):
-        return async_to_sync(_begin_async)(response)
-    parts = iter(response)  # of an async stream Django makes all parts here
-    response.streaming_content = chain([*islice(parts, 1)], parts)
-    return response
-
-
-async def _begin_view(view: Callable[[], Awaitable[Any]]) -> Any:
-    response = await view()
-    return await _begin_async(response) if _has_work(response) else response
-
-
-async def _begin_async(response: Any) -> Any:
-    """Make the first part of a response that streams; see `_begin`."""
-    parts = aiter(response)  # of a sync stream Django makes all parts here
-    try:
-        first = await anext(parts)
-    except StopAsyncIteration:
-        return response
-
-    async def stream() -> AsyncIterator[bytes]:
-        async with aclosing(parts):
-            yield first
-            async for part in parts:
-                yield part
-
-    response.streaming_content = stream()
-    return response
-
-
-def _has_work(response: Any) -> bool:
-    """Return True for a response that streams. One of a file needs no work, and the server may send that itself."""
-    return getattr(response, "streaming", False) and getattr(response, "file_to_stream", None) is None
 
 
 def _read_request(request: HttpRequest) -> Request:

@@ -115,15 +115,16 @@ class Exchange:
         if message["type"] == "http.response.start":
             if len(self._messages) > 1:
                 raise RuntimeError("the app sent http.response.start twice")
-            self._why = self._read_start(message)
+            why = self._read_start(message)
         elif message["type"] == "http.response.body" and len(self._messages) > 1:
-            why = self._why or self._read_part(message)
-            if why is not None:
-                await self._finish_response(self._pack_not_kept(why))
-            elif not message.get("more_body", False):
+            why = self._read_part(message)
+            if why is None and not message.get("more_body", False):
                 await self._finish_response(self._pack())
+                return
         else:
             raise RuntimeError(f"a guarded app sent {message['type']}, which cannot be kept")
+        if why is not None:
+            await self._finish_response(self._pack_not_kept(why))
 
     def _read_start(self, message: Message) -> str | None:
         """Read the start of the response. Return why it is not kept, or None."""

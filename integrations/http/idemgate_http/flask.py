@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain, islice
 from typing import Any, ParamSpec, Unpack
 
 import flask
@@ -16,7 +15,7 @@ from idemgate_http.core import MARK, STREAMED, Admission, HttpGuard, Selected
 from idemgate_http.options import HttpOptions
 from idemgate_http.response import Response
 from idemgate_http.views import Late, pack_form, run_view
-from idemgate_http.wsgi import Body, read_environ
+from idemgate_http.wsgi import read_environ
 
 __all__ = ["idempotent"]
 
@@ -81,21 +80,7 @@ def _run(core: HttpGuard, call: Callable[[], flask.Response]) -> flask.Response:
     request.environ[MARK] = core.mark
     if admission is None:
         return call()
-    return run_view(core, admission, _ADAPTER, lambda: _begin(call()))
-
-
-def _begin(response: flask.Response) -> flask.Response:
-    """Make the first part of a response that streams. If its work fails, the key is free. A file needs no work."""
-    if response.is_streamed and not response.direct_passthrough:
-        iterable: Any = response.response
-        parts = iter(iterable)
-        try:
-            first = [*islice(parts, 1)]
-        except BaseException:
-            response.close()
-            raise
-        response.response = Body(chain(first, parts), iterable)
-    return response
+    return run_view(core, admission, _ADAPTER, call)
 
 
 def _read_body(core: HttpGuard, request: flask.Request, selected: Selected) -> Admission | Response | None:

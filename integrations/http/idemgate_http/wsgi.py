@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, Unpack, cast
 
 from idemgate import Gate
@@ -14,7 +14,7 @@ from idemgate_http.options import HttpOptions
 from idemgate_http.request import Headers, Request
 from idemgate_http.response import Response
 
-__all__ = ["Body", "IdempotencyKeyWSGI", "read_environ"]
+__all__ = ["IdempotencyKeyWSGI", "read_environ"]
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
@@ -111,7 +111,7 @@ class _Call:
         start_response(self._status, self._headers)
         if self._complete:
             return _WholeBody(iter([b"".join(self._parts)]), self._iterable)
-        return Body(chain(self._parts, self._iterator), self._iterable)
+        return _Body(chain(self._parts, self._iterator), self._iterable)
 
     def _start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: Any = None
@@ -130,11 +130,16 @@ class _Call:
             if (part := next(self._iterator, None)) is None:
                 raise RuntimeError("the app returned without calling start_response")
             self._parts.append(part)
+        names = {name.lower(): value for name, value in self._headers}
+        length = names.get("content-length", "")
         most = self._core.options.max_response_bytes
-        if (why := self._read_headers(most)) is not None:
-            if not self._parts:  # the key is free if the work for the first part fails
-                self._parts += islice(self._iterator, 1)
-            return why
+        if length.isdecimal() and int(length) > most:
+            return TOO_LARGE
+        if names.get("content-type", "").lower().startswith("text/event-stream"):
+            return STREAMED
+        has_body = self._status[:3] not in ("204", "304")
+        if has_body and not (length or hasattr(self._iterable, "__len__")):
+            return STREAMED
         size = sum(map(len, self._parts))
         while size <= most:
             if (part := next(self._iterator, None)) is None:
@@ -144,19 +149,8 @@ class _Call:
             size += len(part)
         return TOO_LARGE
 
-    def _read_headers(self, most: int) -> str | None:
-        """Read the headers of the response. Return why it is not kept, or None."""
-        names = {name.lower(): value for name, value in self._headers}
-        length = names.get("content-length", "")
-        if length.isdecimal() and int(length) > most:
-            return TOO_LARGE
-        if names.get("content-type", "").lower().startswith("text/event-stream"):
-            return STREAMED
-        has_body = self._status[:3] not in ("204", "304")
-        return STREAMED if has_body and not (length or hasattr(self._iterable, "__len__")) else None
 
-
-class Body:
+class _Body:
     """The body that the server iterates over. Closing it closes the iterable of the app."""
 
     def __init__(self, parts: Iterator[bytes], iterable: Iterable[bytes]) -> None:
@@ -170,7 +164,7 @@ class Body:
         _close(self._iterable)
 
 
-class _WholeBody(Body):
+class _WholeBody(_Body):
     """A body in one part. A server gives it a Content-Length if the app did not."""
 
     def __len__(self) -> int:

@@ -83,7 +83,7 @@ async def test_an_app_that_returns_without_a_whole_response_is_reported_by_the_s
 # Streams
 
 
-async def test_an_event_stream_starts_with_its_first_part_and_ends_when_its_client_disconnects(agate: Gate) -> None:
+async def test_an_event_stream_starts_at_once_and_ends_when_its_client_disconnects(agate: Gate) -> None:
     stopped: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

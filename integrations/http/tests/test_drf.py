@@ -28,12 +28,18 @@ from idemgate_http.django import idempotent
 
 from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock
-from integrations.http.tests.apps import REST, setup_django
+from integrations.http.tests.apps import setup_django
 from integrations.http.tests.conftest import ESCAPED, FORGED, QUOTED, logged
 
 pytestmark = pytest.mark.one_in(3)
 
 setup_django()
+REST = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [],
+    "DEFAULT_PERMISSION_CLASSES": [],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "UNAUTHENTICATED_USER": None,
+}
 with override_settings(REST_FRAMEWORK=REST):
     from rest_framework.decorators import api_view
     from rest_framework.exceptions import ValidationError

@@ -141,7 +141,7 @@ def test_a_stream_is_passed_on_part_by_part(gate: Gate) -> None:
         return produce()
 
     body = iter(IdempotencyKeyWSGI(app, gate=gate, **OPTIONS)(environ(), lambda *_: lambda _: None))
-    assert produced == [b"a"]
+    assert produced == []
     assert next(body) == b"a"
     assert produced == [b"a"]
 
