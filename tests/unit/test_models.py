@@ -27,6 +27,7 @@ from typing import (
     Unpack,
 )
 
+import freezegun
 import pydantic
 import pytest
 import typing_extensions
@@ -701,7 +702,23 @@ def test_a_generic_model_is_identified_by_the_modules_of_its_arguments(make: Cal
     local = Listed[make(type(of_function("model")))]()
     with pytest.raises(InvalidArgument, match="a name that another class may have"):
         digest(local, name="fingerprint")
-    digest([Listed[Any](), Listed[None](), Listed[int | None](), Listed[Annotated[int, 1]](), Listed[Literal["a"]]()])
+
+
+def test_a_generic_model_is_identified_by_values_and_metadata_in_its_arguments() -> None:
+    kinds: list[Any] = [
+        Any, None, int, int | None, Literal["a"], Literal["b"], Annotated[int, 1], pydantic.PositiveInt, datetime,
+    ]  # fmt: skip
+    models = [Listed[kind] for kind in kinds]
+    digests = [digest(model()) for model in models]
+    assert len(set(digests)) == len(kinds)
+    every = Union[tuple(models)]  # noqa: UP007 - of a tuple
+    for model in models:  # also where all of them may come
+        assert type(restore(CODEC.decode_stored(CODEC.encode(model())), every)) is model
+        assert type(restore(CODEC.decode_stored(CODEC.encode(model())), Listed)) is model
+    spellings: list[Any] = [Line | None, Optional[Line]]  # noqa: UP045 - people write both
+    assert len({digest(Listed[kind]()) for kind in spellings}) == 1
+    with freezegun.freeze_time("2026-01-01"):
+        assert digest(models[-1]()) == digests[-1]
 
 
 class Meta:

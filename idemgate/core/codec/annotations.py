@@ -182,7 +182,11 @@ def _find_generic(name: str, options: tuple[Any, ...]) -> tuple[type, Any] | Non
         for kind in _classes(option):
             for cls in (kind, *_subclasses(kind)):
                 generic: Any = cls.__dict__.get("__pydantic_generic_metadata__")
-                if generic and generic["parameters"] and class_name(cls) == plain:
+                if (
+                    generic
+                    and generic["parameters"]
+                    and class_name(cls).partition(":")[0] + ":" + cls.__name__ == plain
+                ):
                     return cls, option
     return None
 

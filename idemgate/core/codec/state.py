@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cached_property
-from types import MemberDescriptorType, NoneType
-from typing import Annotated, Any, Generic, Literal, NamedTuple, cast, get_args, get_origin
+from types import MemberDescriptorType
+from typing import Any, Generic, NamedTuple, cast, get_args
 
 from idemgate.core.scopes import module_of
 
@@ -21,6 +21,8 @@ __all__ = [
     "is_pydantic", "read_state", "set_attribute", "takes_extras",
 ]  # fmt: skip
 
+_LIBRARY = frozenset({"builtins", "datetime", "decimal", "uuid", "typing", "types", "collections.abc"})
+"""Modules without classes of the user. A test tool may replace the classes in them."""
 _IMMUTABLE_TYPE = 1 << 8
 """Py_TPFLAGS_IMMUTABLETYPE: the flag of a class that is written in C."""
 
@@ -58,23 +60,11 @@ class StoredEnum(NamedTuple):
 def class_name(cls: type) -> str:
     """Return the module and qualified name of a class. A module that runs as a program has its importable name.
 
-    A model `Page[Item]` of pydantic names the module of `Item`, too: two classes may have that short name.
+    A model `Page[Item]` of pydantic names `Item` with its module, too: two classes may have that short name.
     """
     generic: Any = cls.__dict__.get("__pydantic_generic_metadata__")
-    if generic and generic["args"]:
-        return f"{class_name(generic['origin'])}[{', '.join(map(_argument_name, generic['args']))}]"
-    return f"{module_of(cls) or cls.__module__}:{cls.__qualname__}"
-
-
-def _argument_name(argument: Any) -> str:
-    origin = get_origin(argument)
-    if origin is Annotated:
-        return _argument_name(get_args(argument)[0])
-    if origin is not None and origin is not Literal:
-        return f"{_argument_name(origin)}[{', '.join(map(_argument_name, get_args(argument)))}]"
-    if isinstance(argument, type) and argument.__module__ != "builtins":
-        return class_name(argument)
-    return getattr(argument, "__qualname__", None) or repr(argument)
+    of = ", ".join(map(class_name, _argument_classes(generic["args"]))) if generic else ""
+    return f"{module_of(cls) or cls.__module__}:{cls.__qualname__}" + (f"({of})" if of else "")
 
 
 def holds_fields(kind: Any) -> bool:
@@ -138,11 +128,11 @@ def is_found_by_name(cls: Any) -> bool:
 
 
 def _argument_classes(arguments: Iterable[Any]) -> Iterator[type]:
-    """Yield the classes that type arguments name, such as `Item` for `list[Item] | None`."""
+    """Yield the classes of the user that type arguments name, such as `Item` for `list[Item] | None`."""
     for argument in arguments:
         if get_args(argument):
             yield from _argument_classes(get_args(argument))
-        elif isinstance(argument, type) and argument is not NoneType:
+        elif isinstance(argument, type) and argument.__module__ not in _LIBRARY:
             yield argument
 
 
