@@ -262,7 +262,8 @@ def once_tasks(gate: Gate, **defaults: Unpack[TaskOnce]) -> type[OnceTask]:
             request.task._visibility.hold_until(request.message, request.eta.timestamp())
 
     def on_failure(sender: Any, **facts: Any) -> None:
-        if isinstance(sender, GateTask):
+        # A copy of a task that has succeeded may fail, because its result was not stored
+        if isinstance(sender, GateTask) and not isinstance(facts["exception"], ResultUnavailable):
             sender._forget_queued(facts["task_id"], facts["args"], facts["kwargs"])
 
     def on_revoked(sender: Any, **facts: Any) -> None:

@@ -59,9 +59,17 @@ def unpack_reply(stored: Any) -> Any:
     if name is None:
         return body
     kind = next((one for one in _subclasses(Response) if one.__name__ == name), Response)
-    response = kind(body)
-    vars(response).update(options)
+    response = _make_blank(kind)
+    vars(response).update({**options, "body": body})
     return response
+
+
+def _make_blank(kind: type[Response]) -> Response:
+    """Return a response with what its class sets; without that if the constructor takes more than a body."""
+    try:
+        return kind(None)
+    except Exception:  # noqa: BLE001 - a class of the user
+        return kind.__new__(kind)
 
 
 def _is_plain(value: Any) -> bool:
@@ -100,8 +108,12 @@ def _make_json_text(text: str) -> Any:
 
 def _find_options(response: Response) -> dict[str, Any]:
     """Return the attributes of a response that its class does not set. Raise an error if they cannot be stored."""
-    usual = vars(type(response)(None))
-    options = {name: value for name, value in vars(response).items() if name != "body" and value != usual.get(name)}
+    usual = vars(_make_blank(type(response)))
+    options = {
+        name: value
+        for name, value in vars(response).items()
+        if name != "body" and value != usual.get(name, _NOT_STORED)
+    }
     if (codec := Codec()).decode(codec.encode(options)) != options:  # such as a schedule of NATS
         raise ValueError
     return options

@@ -79,6 +79,20 @@ class Text(str):
     __slots__ = ()
 
 
+class Wrapped(Response):
+    """A response that makes its body from its argument."""
+
+    def __init__(self, data: str) -> None:
+        super().__init__({"data": data})
+
+
+class Titled(Response):
+    """A response that needs more than a body."""
+
+    def __init__(self, body: str, title: str) -> None:
+        super().__init__(body, headers={"title": title})
+
+
 ANN = User(Name="ann")
 
 
@@ -100,7 +114,7 @@ ANN = User(Name="ann")
         # What the package itself stores for a response is no response
         {"faststream.Response": "Response", "body": "b", "headers": {}, "correlation_id": None},
         {"faststream.Response": None, "body": "b"},
-        Response({"faststream.json": True, "body": "b"}),
+        Response({"faststream.json": True, "body": "b"}), Wrapped("ok"), Titled("ok", "t"),
     ],
     ids=repr,
 )  # fmt: skip

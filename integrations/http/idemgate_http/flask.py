@@ -96,14 +96,11 @@ def _read_body(core: HttpGuard, request: flask.Request, selected: Selected) -> A
         request.max_content_length = most if limit is None else min(most, limit)
     is_opened = "stream" in vars(request) and getattr(request, "_cached_data", None) is None
     is_parsed = "form" in vars(request)
-    body, length = request.get_data(), request.content_length
-    if length is not None:
-        is_whole = len(body) >= length
-    else:  # without a length only a chunked body can have been read
-        is_whole = not is_opened or "transfer-encoding" not in request.headers or (is_parsed and body != b"")
+    body = request.get_data()
     if not body and (request.form or request.files or (is_parsed and _is_empty_form(request))):
         return core.admit(selected, pack_form(request.form, request.files), is_form=True)
-    if not is_whole:
+    is_gone = is_opened and not is_parsed and "transfer-encoding" in request.headers  # without a length
+    if not body and (request.content_length or is_gone):
         raise RuntimeError(
             f"the body of {request.method} {request.path!r} was read before the guard. Read it with request.get_data()"
         )

@@ -18,6 +18,13 @@ from django.urls import re_path
 from idemgate_http import IdempotencyKey
 from idemgate_http.wsgi import IdempotencyKeyWSGI
 
+REST = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [],
+    "DEFAULT_PERMISSION_CLASSES": [],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "UNAUTHENTICATED_USER": None,
+}
+"""The settings of Django REST framework, which reads them when it is imported."""
 MIDDLEWARE = "idemgate_http.django.IdempotencyKeyMiddleware"
 
 
