@@ -141,10 +141,10 @@ class Receipt:
         status: What became of the trigger. "scheduled": it is a new pending message. "merged": it joined the pending
             message of its key. "replaced": it joined that message and moved it to its own time. "dropped": it was not
             accepted. Its `version` is older, the window of a leading edge is open, or the message is full: it has no
-            room for any of the payload (`append`, `union`). With a policy per field, some item had no room, and the
-            other fields are as before. If a part was kept, the receipt is "merged" or "replaced". A receipt cannot tell
-            what happens later: if a delivery fails, its items join the pending message again, which may have no room
-            for all of both (`items_dropped` of `stats()`). "duplicate": its `event_id` was seen for this key.
+            room for any of the payload (`append`, `union`, a policy per field). If there is room for a part, or the
+            payload has another field, the receipt is "merged" or "replaced". A receipt cannot tell what happens later:
+            if a delivery fails, its items join the pending message again, which may have no room for all of both
+            (`items_dropped` of `stats()`). "duplicate": its `event_id` was seen for this key.
         due_ms: The time at which the message is due. In ms since the epoch. None if the trigger was not accepted.
         ticket: The data by which `topic.result` finds the result. None if the topic stores no results.
         items_dropped: True if the trigger was accepted, but the message had no room for some of its items.

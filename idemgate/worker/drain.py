@@ -61,7 +61,7 @@ class Drained(Ran):
         subscribers: Entries of streams and lists and rows of outboxes, of all subscribers together.
         skipped: What was not drained: each topic with due messages that has no handler, such as "topic 'images'", and
             the `repr` of each subscriber that cannot be drained, such as one of a Pub/Sub channel. Also each for which
-            the server has no memory, such as a stream whose group does not exist; the reason is logged.
+            the server has no memory, such as a stream whose group does not exist; the first of them is logged.
         errors: What handlers of topics raised, in order. It does not count in a comparison.
     """
 

@@ -87,12 +87,12 @@ FULL: list[Any] = [
     (union(2), [[1, 2], [2], [3, 2], [3], []], ["merged", "merged", "dropped", "merged"], 2),
     ({"log": append(1)}, [{"log": 1}, {"log": 2}, {}], ["dropped", "merged"], 1),
     ({"log": append(1), "n": "count"}, [{"log": 1, "n": 1}, {"log": 2, "n": 1}, {"log": 3}], ["merged", "dropped"], 2),
-    ({"log": append(1), "n": "first"}, [{"log": 1, "n": 1}, {"log": 2, "n": 2}, {"n": 3}], ["dropped", "merged"], 1),
-    ({"log": append(1), "n": "max"}, [{"log": n, "n": n} for n in (2, 3, 1, 3)], ["merged", "dropped", "dropped"], 3),
-    ({"log": append(1), "n": "min"}, [{"log": n, "n": n} for n in (2, 1, 3)], ["merged", "dropped"], 2),
-    ({"log": append(1), "n": "last"}, [{"log": n, "n": n} for n in (1, 2, 2)], ["merged", "dropped"], 2),
+    ({"log": append(1), "n": "first"}, [{"log": 1, "n": 1}, {"log": 2, "n": 2}, {"n": 3}], ["merged", "merged"], 1),
+    ({"log": append(1), "n": "max"}, [{"log": n, "n": n} for n in (2, 3, 1, 3)], ["merged", "merged", "merged"], 3),
+    ({"log": append(1), "n": "min"}, [{"log": n, "n": n} for n in (2, 1, 3)], ["merged", "merged"], 2),
+    ({"log": append(1), "n": "last"}, [{"log": n, "n": n} for n in (1, 2, 2)], ["merged", "merged"], 2),
     ({"log": append(1), "n": "sum"}, [{"log": n, "n": 0} for n in (1, 2)], ["merged"], 1),
-    ({"log": union(1), "n": "first"}, [{"log": [n], "n": n} for n in (1, 2, 1)], ["dropped", "merged"], 1),
+    ({"log": union(1), "n": "first"}, [{"log": [n], "n": n} for n in (1, 2, 1)], ["merged", "merged"], 1),
     ("last", [1, 2], ["merged"], 0),
 ]
 PARTLY: list[Any] = [

@@ -7,8 +7,7 @@
 --   append        {items, dropped, the items' packed payloads, each wrapped as a msgpack string, concatenated}
 --   union         {dropped, {packed payload, ...}}
 --   fields        {[field] = accumulator of its own policy, ["\255"] = dropped, if any (no field name has that byte)}
--- `merge` returns the accumulator, the number of items of `b` for which there was no room, and whether `b` has none else. A
--- policy per field counts as such also a value after which its field is as before.
+-- `merge` returns the accumulator, the number of items of `b` for which there was no room, and whether `b` has none else.
 local merge
 local function merge_append(spec, a, b)
   local room, size = spec.cap - a[1], spec.bytes - #a[3]
@@ -70,10 +69,9 @@ local function merge_fields(spec, a, b)
     room = spec.fields[field] and room or room - 1
   end
   for field, acc in pairs(b) do
-    local old, left, none = a[field], 0, false
-    if old ~= nil then
-      a[field], left, none = merge(spec.fields[field] or spec.rest, old, acc)
-      none = none or a[field] == old -- of two tables: the policy chose the old one
+    local left, none = 0, false
+    if a[field] ~= nil then
+      a[field], left, none = merge(spec.fields[field] or spec.rest, a[field], acc)
     elseif spec.fields[field] then
       a[field] = acc
     elseif room > 0 and dropped == 0 then
