@@ -581,7 +581,7 @@ class _MessageArgument(Arguments):
 def _held_keywords(func: Callable[..., object]) -> dict[str, Any]:
     """Return the keywords that a partial holds: those of `**kwargs` are no defaults in its signature."""
     held = dict[str, Any]()
-    while isinstance(func := unwrap(func), partial):
+    while isinstance(func := unwrap(func, stop=lambda one: isinstance(one, partial)), partial):
         held, func = func.keywords | held, func.func
     return held
 

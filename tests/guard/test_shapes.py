@@ -256,6 +256,12 @@ async def test_the_keywords_of_a_partial_count_as_arguments(face: Any) -> None:
         await by_sms("o1", channel="fax")
         # Then a call is one with its keyword, whoever gave it
         assert ran == [("o1", {"channel": channel}) for channel in ("sms", "mail", "fax")]
+    # And also those of a partial that was given the name of its function
+    ran.clear()
+    for channel in ("sms", "mail", "sms"):
+        held = functools.update_wrapper(functools.partial(send, channel=channel), send)
+        await face.once(scope="named")(held)("o2")
+    assert ran == [("o2", {"channel": channel}) for channel in ("sms", "mail")]
     # And a fingerprint sees it
     checked = [
         face.once(key="{order}", fingerprint=["options"], scope="checked")(functools.partial(send, channel=channel))
